@@ -155,7 +155,8 @@ type LaunchSpec struct {
 	CaptureDir      string                 `protobuf:"bytes,15,opt,name=capture_dir,json=captureDir,proto3" json:"capture_dir,omitempty"`                // CAPTURE: receives memory, state, agent.json
 	Cgroup          string                 `protobuf:"bytes,16,opt,name=cgroup,proto3" json:"cgroup,omitempty"`                                          // empty: none
 	QemuBinary      string                 `protobuf:"bytes,17,opt,name=qemu_binary,json=qemuBinary,proto3" json:"qemu_binary,omitempty"`
-	ArmStopped      bool                   `protobuf:"varint,18,opt,name=arm_stopped,json=armStopped,proto3" json:"arm_stopped,omitempty"` // RESTORE: ping once and stop; false: stay restored and stopped without the ping
+	Socket          string                 `protobuf:"bytes,18,opt,name=socket,proto3" json:"socket,omitempty"`               // where the shim listens, in the short runtime folder; at most 100 bytes
+	WarmUp          []string               `protobuf:"bytes,19,rep,name=warm_up,json=warmUp,proto3" json:"warm_up,omitempty"` // CAPTURE: shell command lines run once before the freeze, to fill the page cache
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -309,11 +310,18 @@ func (x *LaunchSpec) GetQemuBinary() string {
 	return ""
 }
 
-func (x *LaunchSpec) GetArmStopped() bool {
+func (x *LaunchSpec) GetSocket() string {
 	if x != nil {
-		return x.ArmStopped
+		return x.Socket
 	}
-	return false
+	return ""
+}
+
+func (x *LaunchSpec) GetWarmUp() []string {
+	if x != nil {
+		return x.WarmUp
+	}
+	return nil
 }
 
 type StatusRequest struct {
@@ -724,7 +732,7 @@ var File_space_shim_v1_shim_proto protoreflect.FileDescriptor
 
 const file_space_shim_v1_shim_proto_rawDesc = "" +
 	"\n" +
-	"\x18space/shim/v1/shim.proto\x12\rspace.shim.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18space/node/v1/node.proto\"\x97\x05\n" +
+	"\x18space/shim/v1/shim.proto\x12\rspace.shim.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18space/node/v1/node.proto\"\xa7\x05\n" +
 	"\n" +
 	"LaunchSpec\x122\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1e.space.shim.v1.LaunchSpec.ModeR\x04mode\x12\x17\n" +
@@ -746,9 +754,9 @@ const file_space_shim_v1_shim_proto_rawDesc = "" +
 	"captureDir\x12\x16\n" +
 	"\x06cgroup\x18\x10 \x01(\tR\x06cgroup\x12\x1f\n" +
 	"\vqemu_binary\x18\x11 \x01(\tR\n" +
-	"qemuBinary\x12\x1f\n" +
-	"\varm_stopped\x18\x12 \x01(\bR\n" +
-	"armStopped\"@\n" +
+	"qemuBinary\x12\x16\n" +
+	"\x06socket\x18\x12 \x01(\tR\x06socket\x12\x17\n" +
+	"\awarm_up\x18\x13 \x03(\tR\x06warmUp\"@\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fMODE_RESTORE\x10\x01\x12\x10\n" +
