@@ -529,4 +529,3 @@ func TestCommandLimits(t *testing.T) {
 		}
 	}
 }
-
