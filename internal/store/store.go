@@ -25,7 +25,7 @@ type Store interface {
 	// Update runs fn in one read-write transaction and commits if fn returns nil. fn may run more than once (a
 	// serialisation failure), so it must have no other effects; it must not keep tx.
 	Update(ctx context.Context, fn func(tx Tx) error) error
-	// View runs fn in one read-only transaction: a consistent snapshot.
+	// View runs fn in one read-only transaction: a consistent snapshot. A write in it fails.
 	View(ctx context.Context, fn func(tx Tx) error) error
 	// Close waits for running transactions and frees everything.
 	Close() error
@@ -39,11 +39,15 @@ type Tx interface {
 	UpdateSandbox(ctx context.Context, s *sandbox.Sandbox) error
 	// GetSandbox returns deleted sandboxes too (tombstones), until they are purged.
 	GetSandbox(ctx context.Context, id sandbox.ID) (*sandbox.Sandbox, error)
+	// TouchSandbox moves LastActive forward (never back) and leaves everything else, the version too, as it is:
+	// being used is no change that a client's etag should notice.
+	TouchSandbox(ctx context.Context, id sandbox.ID, lastActive time.Time) error
 	// ListSandboxes returns a page in the order of (CreatedAt, ID).
 	ListSandboxes(ctx context.Context, q SandboxQuery) ([]*sandbox.Sandbox, error)
 	// PurgeSandboxes removes tombstones older than before, with their operations and sessions.
 	PurgeSandboxes(ctx context.Context, before time.Time) (int, error)
 
+	// InsertOperation fails with ErrNotFound if its sandbox is unknown, and with ErrExists for a used ID.
 	InsertOperation(ctx context.Context, op *sandbox.Operation) error
 	// UpdateOperation writes all of op. An ended operation never changes: ErrVersion.
 	UpdateOperation(ctx context.Context, op *sandbox.Operation) error
@@ -51,25 +55,37 @@ type Tx interface {
 	// OpenOperations returns all operations that have not ended, oldest first.
 	OpenOperations(ctx context.Context) ([]*sandbox.Operation, error)
 
+	// InsertSession fails with ErrNotFound if its sandbox is unknown, and with ErrExists for a used ID.
 	InsertSession(ctx context.Context, s *sandbox.Session) error
 	GetSession(ctx context.Context, id sandbox.SessionID) (*sandbox.Session, error)
-	// DeleteSessions removes expired sessions.
+	// DeleteSession removes one session; an unknown one is fine.
+	DeleteSession(ctx context.Context, id sandbox.SessionID) error
+	// DeleteSessions removes the sessions that expired before that time.
 	DeleteSessions(ctx context.Context, expiredBefore time.Time) (int, error)
 
+	// InsertKey fails with ErrExists for a used ID or hash.
 	InsertKey(ctx context.Context, k *sandbox.APIKey) error
+	// UpdateKey writes all of k; ErrNotFound if it is unknown.
 	UpdateKey(ctx context.Context, k *sandbox.APIKey) error
 	GetKey(ctx context.Context, id sandbox.KeyID) (*sandbox.APIKey, error)
 	GetKeyByHash(ctx context.Context, hash [32]byte) (*sandbox.APIKey, error)
-	// ListKeys returns keys in the order of (CreatedAt, ID), revoked ones included.
+	// ListKeys returns the keys behind the key after (empty: all) in the order of (CreatedAt, ID), revoked ones
+	// included; an unknown after is ErrNotFound. limit 0: no limit.
 	ListKeys(ctx context.Context, project string, after sandbox.KeyID, limit int) ([]*sandbox.APIKey, error)
 
-	// InsertIdempotency records what a key stands for; ErrExists if the (scope, key) is there and not expired.
+	// InsertIdempotency records what a key stands for; ErrExists if the (scope, key) is there and had not expired
+	// at e.CreatedAt. An expired entry is replaced.
 	InsertIdempotency(ctx context.Context, e *Idempotency) error
+	// GetIdempotency returns the entry, expired or not.
 	GetIdempotency(ctx context.Context, scope, key string) (*Idempotency, error)
+	// RemoveIdempotency removes one entry; an unknown one is fine.
+	RemoveIdempotency(ctx context.Context, scope, key string) error
+	// DeleteIdempotency removes the entries that expired before that time.
 	DeleteIdempotency(ctx context.Context, expiredBefore time.Time) (int, error)
 
-	// Setting and PutSetting keep small values of the deployment, such as its instance ID.
+	// Setting returns a small value of the deployment, such as its instance ID; ErrNotFound if it was never put.
 	Setting(ctx context.Context, name string) (string, error)
+	// PutSetting writes or replaces a setting.
 	PutSetting(ctx context.Context, name, value string) error
 }
 
