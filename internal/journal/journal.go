@@ -221,10 +221,10 @@ func (p *Process) loadLast(first uint64) error {
 	p.segs = append(p.segs, s.seg)
 	p.kept += s.seg.size
 	p.pos = s.end
-	if p.j.readOnly || err != nil {
-		return nil
+	if !p.j.readOnly && p.damaged == nil {
+		return p.reopen(s)
 	}
-	return p.reopen(s)
+	return nil
 }
 
 func (p *Process) apply(ev *nodev1.Event) {

@@ -9,7 +9,7 @@ import (
 	agentv1 "github.com/space-sandbox/space/internal/gen/space/agent/v1"
 )
 
-// ErrOutOfRange: the stream has not come to this offset.
+// ErrOutOfRange means that the stream has not come to this offset.
 var ErrOutOfRange = errors.New("offset is past the end of the output")
 
 // DroppedError says that bytes of a stream are no longer kept.

@@ -127,7 +127,7 @@ func (p *Process) AppendOutput(stream agentv1.Stream, data []byte) error {
 	if !started {
 		return fmt.Errorf("process %s: %w: output before the start", p.id, ErrOrder)
 	}
-	return p.appendLocked(kindOutput, outputPayload(nil, stream, off, data))
+	return p.appendLocked(kindOutput, outputPayload(stream, off, data))
 }
 
 // AppendExited journals the exit, the last event, and returns when it is on stable storage; readers see it before.

@@ -118,8 +118,8 @@ func parseSegment(r record) (position, error) {
 }
 
 // outputPayload is the payload of an output record.
-func outputPayload(dst []byte, stream agentv1.Stream, offset uint64, data []byte) []byte {
-	dst = append(dst, byte(stream))
+func outputPayload(stream agentv1.Stream, offset uint64, data []byte) []byte {
+	dst := append(make([]byte, 0, outputHeader+len(data)), byte(stream))
 	dst = binary.LittleEndian.AppendUint64(dst, offset)
 	return append(dst, data...)
 }

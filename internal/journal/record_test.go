@@ -8,7 +8,7 @@ import (
 
 func FuzzDecodeRecord(f *testing.F) {
 	f.Add(appendRecord(nil, record{id: 1, kind: kindStarted}))
-	f.Add(appendRecord(nil, record{id: 2, kind: kindOutput, payload: outputPayload(nil, stdout, 0, []byte("hello"))}))
+	f.Add(appendRecord(nil, record{id: 2, kind: kindOutput, payload: outputPayload(stdout, 0, []byte("hello"))}))
 	f.Add(appendRecord(nil, segmentRecord(position{next: 9, off: [4]uint64{0, 1, 2, 3}})))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -68,17 +68,17 @@ func TestDecodeRecordLimits(t *testing.T) {
 
 func TestAdvanceRefusesGaps(t *testing.T) {
 	start := position{next: 4, off: [4]uint64{0, 10, 0, 0}}
-	good := record{id: 4, kind: kindOutput, payload: outputPayload(nil, stdout, 10, []byte("abc"))}
+	good := record{id: 4, kind: kindOutput, payload: outputPayload(stdout, 10, []byte("abc"))}
 	pos := start
 	if err := pos.advance(good); err != nil || pos.next != 5 || pos.off[1] != 13 {
 		t.Fatalf("%v, %v", pos, err)
 	}
 	for name, rec := range map[string]record{
 		"ID gap":       {id: 5, kind: kindStarted},
-		"offset gap":   {id: 4, kind: kindOutput, payload: outputPayload(nil, stdout, 11, []byte("x"))},
-		"no data":      {id: 4, kind: kindOutput, payload: outputPayload(nil, stdout, 10, nil)},
-		"no stream":    {id: 4, kind: kindOutput, payload: outputPayload(nil, 0, 0, []byte("x"))},
-		"other stream": {id: 4, kind: kindOutput, payload: outputPayload(nil, 4, 0, []byte("x"))},
+		"offset gap":   {id: 4, kind: kindOutput, payload: outputPayload(stdout, 11, []byte("x"))},
+		"no data":      {id: 4, kind: kindOutput, payload: outputPayload(stdout, 10, nil)},
+		"no stream":    {id: 4, kind: kindOutput, payload: outputPayload(0, 0, []byte("x"))},
+		"other stream": {id: 4, kind: kindOutput, payload: outputPayload(4, 0, []byte("x"))},
 		"header":       segmentRecord(start),
 	} {
 		pos := start

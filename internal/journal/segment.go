@@ -82,8 +82,7 @@ func headerOf(buf []byte, first uint64) (position, error) {
 type scanned struct {
 	seg  *segment
 	end  position
-	last record // the last event, zero if none; only its kind and payload of a started or exited event are kept
-	torn bool   // bytes follow the last whole record
+	torn bool // bytes follow the last whole record
 }
 
 // scanSegment reads the last segment of a process from end to end. A damaged record with whole records after it is
