@@ -1,0 +1,78 @@
+package nodeclient
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Memory serves a node's handler inside this process. Its connections are socket pairs in memory with real HTTP on
+// them: streams, cancellation and back-pressure behave as they do between machines.
+type Memory struct {
+	server *http.Server
+	client *http.Client
+	conns  chan net.Conn
+	done   chan struct{}
+	once   sync.Once
+	served chan struct{}
+}
+
+// InProcess starts to serve handler. The caller closes it.
+func InProcess(handler http.Handler) *Memory {
+	m := &Memory{
+		server: &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second},
+		conns:  make(chan net.Conn),
+		done:   make(chan struct{}),
+		served: make(chan struct{}),
+	}
+	m.client = &http.Client{Transport: transport(m.dial)}
+	go func() {
+		defer close(m.served)
+		_ = m.server.Serve(listener{m}) // always an error; Close is the only reason
+	}()
+	return m
+}
+
+// Client returns a client of the node that is served.
+func (m *Memory) Client() *Client { return New(m.client, "http://node") }
+
+// Close cuts all calls and ends the server.
+func (m *Memory) Close() error {
+	m.once.Do(func() { close(m.done) })
+	err := m.server.Close()
+	<-m.served
+	m.client.CloseIdleConnections()
+	return err
+}
+
+func (m *Memory) dial(ctx context.Context) (net.Conn, error) {
+	near, far := net.Pipe()
+	select {
+	case m.conns <- far:
+		return near, nil
+	case <-m.done:
+		return nil, errors.Join(errClosed, near.Close(), far.Close())
+	case <-ctx.Done():
+		return nil, errors.Join(ctx.Err(), near.Close(), far.Close())
+	}
+}
+
+var errClosed = errors.New("the node is not served any more")
+
+// listener hands dialled connections to the server.
+type listener struct{ m *Memory }
+
+func (l listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-l.m.conns:
+		return c, nil
+	case <-l.m.done:
+		return nil, net.ErrClosed
+	}
+}
+
+func (l listener) Close() error   { return nil }
+func (l listener) Addr() net.Addr { return &net.UnixAddr{Name: "node", Net: "memory"} }

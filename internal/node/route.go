@@ -1,0 +1,89 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"net/http/httputil"
+
+	"connectrpc.com/connect"
+
+	"github.com/space-sandbox/space/internal/gen/space/agent/v1/agentv1connect"
+	"github.com/space-sandbox/space/internal/gen/space/node/v1/nodev1connect"
+	nodeapi "github.com/space-sandbox/space/internal/node/nodeclient"
+	"github.com/space-sandbox/space/internal/sandbox"
+)
+
+// route passes the calls that a sandbox answers itself on to its shim.
+func (n *Node) route(mux *http.ServeMux) {
+	pass := http.HandlerFunc(n.pass)
+	mux.Handle("/"+nodev1connect.SandboxServiceName+"/", pass)
+	mux.Handle("/"+agentv1connect.FileServiceName+"/", pass)
+}
+
+func (n *Node) pass(w http.ResponseWriter, r *http.Request) {
+	e, err := n.lookup(r.Header.Get(nodeapi.SandboxHeader))
+	if err != nil {
+		_ = errorWriter.Write(w, r, err)
+		return
+	}
+	if e.shim != nil && e.shim.Alive() {
+		n.proxy(e).ServeHTTP(w, r)
+		return
+	}
+	n.archive(e, w, r)
+}
+
+var errorWriter = connect.NewErrorWriter() // immutable
+
+// lookup finds the sandbox that a call is for.
+func (n *Node) lookup(header string) (*entry, error) {
+	id, err := sandbox.ParseID(header)
+	if err != nil {
+		return nil, connect.NewError(connect.CodeInvalidArgument, fmt.Errorf("header %s: %w", nodeapi.SandboxHeader, err))
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	e := n.sandboxes[string(id)]
+	if e == nil {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("no such sandbox on this node"))
+	}
+	if !e.ended() {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the sandbox is being created"))
+	}
+	return e, nil
+}
+
+// proxy passes one call on, unread, in both directions at once. The caller's credentials end here; the shim gets
+// its own token.
+func (n *Node) proxy(e *entry) http.Handler {
+	token := "Bearer " + e.shim.Spec.Token
+	return &httputil.ReverseProxy{
+		Transport:     e.shim.Transport(),
+		FlushInterval: -1,
+		ErrorLog:      log.New(io.Discard, "", 0),
+		Rewrite: func(r *httputil.ProxyRequest) {
+			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "shim", "shim"
+			r.Out.Header.Set("Authorization", token)
+			r.Out.Header.Del("Cookie")
+		},
+		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
+			if !e.shim.Alive() && r.Body != http.NoBody {
+				err = errors.New("the sandbox has failed")
+			}
+			_ = errorWriter.Write(w, r, connect.NewError(connect.CodeUnavailable, fmt.Errorf("sandbox does not answer: %w", err)))
+		},
+	}
+}
+
+// archive answers from the journal of a sandbox whose shim is gone.
+func (n *Node) archive(e *entry, w http.ResponseWriter, r *http.Request) {
+	h, err := n.deps.Archive(n.l.journal(e.id))
+	if err != nil {
+		_ = errorWriter.Write(w, r, connect.NewError(connect.CodeUnavailable, fmt.Errorf("journal: %w", err)))
+		return
+	}
+	h.ServeHTTP(w, r)
+}
