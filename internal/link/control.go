@@ -115,7 +115,7 @@ func (c *Control) DialContext(ctx context.Context, network, address string) (net
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.life, cancel)()
+	defer c.onEnd(cancel)()
 	remote := tcpip.FullAddress{NIC: nicID, Addr: tcpip.AddrFrom4(c.addr.guest), Port: uint16(port)}
 	conn, err := gonet.DialContextTCP(ctx, c.stack, remote, ipv4.ProtocolNumber)
 	if err != nil {
@@ -127,6 +127,9 @@ func (c *Control) DialContext(ctx context.Context, network, address string) (net
 	return conn, nil
 }
 
+// onEnd calls f when the link ends, unless the returned function is called before.
+func (c *Control) onEnd(f func()) (stop func() bool) { return context.AfterFunc(c.life, f) }
+
 // Done is closed when the link has ended, by Close or by its other side.
 func (c *Control) Done() <-chan struct{} { return c.life.Done() }
 
@@ -135,7 +138,7 @@ func (c *Control) Dropped() uint64 { return c.dropped.Load() }
 
 // Close ends all connections and waits for the goroutines. It unblocks them with a deadline on the conn, which is
 // of no use afterwards.
-func (c *Control) Close() error {
+func (c *Control) Close() {
 	c.closed.Do(func() {
 		c.finish()
 		c.pumps.Wait()
@@ -143,7 +146,6 @@ func (c *Control) Close() error {
 		c.stack.Wait()
 		c.ep.Close()
 	})
-	return nil
 }
 
 // finish makes both pumps end.

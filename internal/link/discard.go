@@ -40,8 +40,7 @@ func (s *Sink) Frames() uint64 { return s.frames.Load() }
 func (s *Sink) Bytes() uint64 { return s.bytes.Load() }
 
 // Close ends the reading. The conn is of no use afterwards.
-func (s *Sink) Close() error {
+func (s *Sink) Close() {
 	_ = s.conn.SetReadDeadline(time.Unix(1, 0))
 	s.pump.Wait()
-	return nil
 }
