@@ -55,9 +55,15 @@ func TestCreateRefusesBadRequests(t *testing.T) {
 		"generation":   func(r *nodev1.CreateSandboxRequest) { r.Generation = 0 },
 		"digest":       func(r *nodev1.CreateSandboxRequest) { r.TemplateDigest = "sha256:../../x" },
 		"no resources": func(r *nodev1.CreateSandboxRequest) { r.Resources = nil },
-		"vcpu":         func(r *nodev1.CreateSandboxRequest) { r.Resources = &nodev1.Resources{Vcpu: 65, MemoryMib: 128, DiskMib: 256} },
-		"memory":       func(r *nodev1.CreateSandboxRequest) { r.Resources = &nodev1.Resources{Vcpu: 1, MemoryMib: 63, DiskMib: 256} },
-		"disk":         func(r *nodev1.CreateSandboxRequest) { r.Resources = &nodev1.Resources{Vcpu: 1, MemoryMib: 128, DiskMib: 63} },
+		"vcpu": func(r *nodev1.CreateSandboxRequest) {
+			r.Resources = &nodev1.Resources{Vcpu: 65, MemoryMib: 128, DiskMib: 256}
+		},
+		"memory": func(r *nodev1.CreateSandboxRequest) {
+			r.Resources = &nodev1.Resources{Vcpu: 1, MemoryMib: 63, DiskMib: 256}
+		},
+		"disk": func(r *nodev1.CreateSandboxRequest) {
+			r.Resources = &nodev1.Resources{Vcpu: 1, MemoryMib: 128, DiskMib: 63}
+		},
 	} {
 		req := request(sandbox.NewID(), 1)
 		change(req)
@@ -194,9 +200,11 @@ func TestDeleteMatrix(t *testing.T) {
 		"running":      func(int, int) error { return nil },
 		"vmm stopped":  func(_, vmm int) error { return unix.Kill(vmm, unix.SIGSTOP) },
 		"shim stopped": func(shim, _ int) error { return unix.Kill(shim, unix.SIGSTOP) },
-		"both stopped": func(shim, vmm int) error { return errors.Join(unix.Kill(vmm, unix.SIGSTOP), unix.Kill(shim, unix.SIGSTOP)) },
-		"vmm killed":   func(_, vmm int) error { return unix.Kill(vmm, unix.SIGKILL) },
-		"shim killed":  func(shim, _ int) error { return unix.Kill(shim, unix.SIGKILL) },
+		"both stopped": func(shim, vmm int) error {
+			return errors.Join(unix.Kill(vmm, unix.SIGSTOP), unix.Kill(shim, unix.SIGSTOP))
+		},
+		"vmm killed":  func(_, vmm int) error { return unix.Kill(vmm, unix.SIGKILL) },
+		"shim killed": func(shim, _ int) error { return unix.Kill(shim, unix.SIGKILL) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -49,6 +49,7 @@ type Node struct {
 	closed    bool
 	unsafe    string // why nothing may be swept or created
 	prep      preparing
+	arming    *arming // the last refill that was begun
 	warms     map[string]*warmBuild
 	sandboxes map[string]*entry
 	watchers  map[*watcher]struct{}
@@ -181,7 +182,10 @@ func (n *Node) admit(ctx context.Context, mib uint64) (*reservation, error) {
 	if r, ok := n.admission.reserve(mib); ok {
 		return r, nil
 	}
-	n.destroyArmed(n.pool.evict(n.admission.missing(mib)))
+	if mib <= n.admission.limit { // else nothing would help
+		n.stopArming()
+		n.destroyArmed(n.pool.evict(n.admission.missing(mib)))
+	}
 	if r, ok := n.admission.reserve(mib); ok {
 		return r, nil
 	}

@@ -78,28 +78,53 @@ func (n *Node) yieldToCreates() {
 	}
 }
 
+// arming is the one refill under way. A create that needs its memory cancels it.
+type arming struct {
+	cancel context.CancelFunc
+	done   chan struct{}
+}
+
 // refillOne arms one VM if there is memory for it without taking any from others.
 func (n *Node) refillOne(w *warm) (bool, error) {
+	ctx, cancel := context.WithCancel(n.ctx)
+	defer cancel()
+	now := &arming{cancel: cancel, done: make(chan struct{})}
+	defer close(now.done)
 	n.mu.Lock()
 	p := n.prep.done
+	n.arming = now
 	n.mu.Unlock()
 	memory, ok := n.admission.reserve(n.vmMiB(p, w.shape))
 	if !ok || n.diskRoom() != nil {
 		memory.release()
 		return false, nil
 	}
-	s, err := n.arm(n.ctx, p, w)
+	s, err := n.arm(ctx, p, w)
 	if err != nil {
 		memory.release()
+		if ctx.Err() != nil {
+			err = nil // a create, or the end of the node, wanted it so
+		}
 		return false, err
 	}
 	a := newArmed(w.key, s, memory)
-	if n.ctx.Err() != nil || !n.pool.add(a) {
+	if ctx.Err() != nil || !n.pool.add(a) {
 		n.destroyArmed([]*armed{a})
-		return true, nil
+		return false, nil
 	}
 	n.wg.Go(func() { n.guardArmed(a) })
 	return true, nil
+}
+
+// stopArming ends the refill under way, if there is one, and waits until its memory is free or in the pool.
+func (n *Node) stopArming() {
+	n.mu.Lock()
+	now := n.arming
+	n.mu.Unlock()
+	if now != nil {
+		now.cancel()
+		<-now.done
+	}
 }
 
 // guardArmed replaces an armed VM that dies before anybody takes it.
