@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"time"
@@ -103,8 +102,6 @@ type Deps struct {
 	Guests  Guests
 	Disks   Disks
 	Machine Machine
-	// Archive answers space.node.v1.SandboxService from a journal folder, reading calls only.
-	Archive func(journalDir string) (http.Handler, error)
 }
 
 func (c Config) withDefaults() (Config, error) {

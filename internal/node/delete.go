@@ -101,7 +101,7 @@ func (n *Node) removeSandbox(ctx context.Context, e *entry, generation uint64) e
 			return err
 		}
 	}
-	if err := os.RemoveAll(n.l.sandbox(e.id)); err != nil {
+	if err := errors.Join(e.archive.close(), os.RemoveAll(n.l.sandbox(e.id))); err != nil {
 		return err
 	}
 	e.memory.release()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
 	"github.com/space-sandbox/space/internal/node/nodeclient"
-	"github.com/space-sandbox/space/internal/node/proc"
 	"github.com/space-sandbox/space/internal/node/shimtest"
 	"github.com/space-sandbox/space/internal/sandbox"
 	"github.com/space-sandbox/space/internal/vmm"
@@ -111,13 +109,6 @@ func newPlace(t *testing.T) *place {
 	return p
 }
 
-func (p *place) archive(dir string) (http.Handler, error) {
-	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		w.Header().Set("X-Journal", filepath.Base(filepath.Dir(dir)))
-		w.WriteHeader(http.StatusTeapot)
-	}), nil
-}
-
 func (p *place) config() Config {
 	exe, err := os.Executable()
 	if err != nil {
@@ -132,7 +123,7 @@ func (p *place) config() Config {
 }
 
 func (p *place) deps() Deps {
-	return Deps{Images: p.fakes, Guests: p.fakes, Disks: fakeDisks{p.fakes}, Machine: fakeMachine{p.fakes}, Archive: p.archive}
+	return Deps{Images: p.fakes, Guests: p.fakes, Disks: fakeDisks{p.fakes}, Machine: fakeMachine{p.fakes}}
 }
 
 // testNode is a started node, reached as the control plane reaches it.
@@ -307,5 +298,3 @@ func dead(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err != nil || strings.Contains(string(data), ") Z ")
 }
-
-var _ = proc.ErrGone

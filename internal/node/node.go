@@ -61,7 +61,7 @@ func New(cfg Config, deps Deps) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if deps.Images == nil || deps.Guests == nil || deps.Disks == nil || deps.Machine == nil || deps.Archive == nil {
+	if deps.Images == nil || deps.Guests == nil || deps.Disks == nil || deps.Machine == nil {
 		return nil, errors.New("node: a dependency is missing")
 	}
 	n := &Node{
@@ -149,6 +149,9 @@ func (n *Node) Close() error {
 	for _, e := range all {
 		if e.shim != nil {
 			e.shim.Release()
+		}
+		if err := e.archive.close(); err != nil {
+			n.log.Warn("close journal", "sandbox", e.id, "error", err)
 		}
 	}
 	for _, b := range warms {

@@ -7,6 +7,8 @@ import (
 	"log"
 	"net/http"
 	"net/http/httputil"
+	"strings"
+	"sync"
 
 	"connectrpc.com/connect"
 
@@ -14,6 +16,7 @@ import (
 	"github.com/space-sandbox/space/internal/gen/space/node/v1/nodev1connect"
 	nodeapi "github.com/space-sandbox/space/internal/node/nodeclient"
 	"github.com/space-sandbox/space/internal/sandbox"
+	"github.com/space-sandbox/space/internal/shim/archive"
 )
 
 // route passes the calls that a sandbox answers itself on to its shim.
@@ -33,7 +36,7 @@ func (n *Node) pass(w http.ResponseWriter, r *http.Request) {
 		n.proxy(e).ServeHTTP(w, r)
 		return
 	}
-	n.archive(e, w, r)
+	n.fromArchive(e, w, r)
 }
 
 var errorWriter = connect.NewErrorWriter() // immutable
@@ -70,19 +73,58 @@ func (n *Node) proxy(e *entry) http.Handler {
 			r.Out.Header.Del("Cookie")
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			if !e.shim.Alive() && r.Body != http.NoBody {
-				err = errors.New("the sandbox has failed")
-			}
 			_ = errorWriter.Write(w, r, connect.NewError(connect.CodeUnavailable, fmt.Errorf("sandbox does not answer: %w", err)))
 		},
 	}
 }
 
-// archive answers from the journal of a sandbox whose shim is gone.
-func (n *Node) archive(e *entry, w http.ResponseWriter, r *http.Request) {
-	h, err := n.deps.Archive(n.l.journal(e.id))
+// archived is the journal of a sandbox whose shim is gone, opened when it is first asked for.
+type archived struct {
+	mu      sync.Mutex
+	journal *archive.Archive
+	handler http.Handler
+	closed  bool
+}
+
+func (a *archived) open(dir string) (http.Handler, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.closed {
+		return nil, connect.NewError(connect.CodeNotFound, errors.New("the sandbox has been deleted"))
+	}
+	if a.journal != nil {
+		return a.handler, nil
+	}
+	journal, err := archive.New(dir, "sandbox_failed")
 	if err != nil {
-		_ = errorWriter.Write(w, r, connect.NewError(connect.CodeUnavailable, fmt.Errorf("journal: %w", err)))
+		return nil, connect.NewError(connect.CodeUnavailable, fmt.Errorf("journal: %w", err))
+	}
+	a.journal = journal
+	_, a.handler = nodev1connect.NewSandboxServiceHandler(journal, connect.WithReadMaxBytes(4<<20))
+	return a.handler, nil
+}
+
+// close ends the use of the journal for good.
+func (a *archived) close() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	journal := a.journal
+	a.journal, a.closed = nil, true
+	if journal == nil {
+		return nil
+	}
+	return journal.Close()
+}
+
+// fromArchive answers from the journal of a sandbox whose shim is gone. Its files went with the VM.
+func (n *Node) fromArchive(e *entry, w http.ResponseWriter, r *http.Request) {
+	if strings.HasPrefix(r.URL.Path, "/"+agentv1connect.FileServiceName+"/") {
+		_ = errorWriter.Write(w, r, precondition("the sandbox does not run"))
+		return
+	}
+	h, err := e.archive.open(n.l.journal(e.id))
+	if err != nil {
+		_ = errorWriter.Write(w, r, err)
 		return
 	}
 	h.ServeHTTP(w, r)

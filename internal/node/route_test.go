@@ -14,7 +14,6 @@ import (
 	agentv1 "github.com/space-sandbox/space/internal/gen/space/agent/v1"
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
 	"github.com/space-sandbox/space/internal/gen/space/node/v1/nodev1connect"
-	"github.com/space-sandbox/space/internal/node/nodeclient"
 	"github.com/space-sandbox/space/internal/sandbox"
 )
 
@@ -118,12 +117,15 @@ func TestRouteToArchive(t *testing.T) {
 	}
 	_ = stream.Close()
 	n.waitState(id, nodev1.SandboxState_SANDBOX_STATE_FAILED)
-	req := httptest.NewRequest(http.MethodPost, nodev1connect.SandboxServiceGetProcessProcedure, nil)
-	req.Header.Set(nodeclient.SandboxHeader, string(id))
-	w := httptest.NewRecorder()
-	n.Handler().ServeHTTP(w, req)
-	if w.Code != http.StatusTeapot || w.Header().Get("X-Journal") != string(id) {
-		t.Errorf("%d, journal of %q", w.Code, w.Header().Get("X-Journal"))
+	_, err = processes.GetProcess(t.Context(), connect.NewRequest(&nodev1.GetProcessRequest{ProcessId: string(sandbox.NewProcessID())}))
+	wantCode(t, err, connect.CodeNotFound) // the journal is empty
+	_, err = processes.CreateProcess(t.Context(), connect.NewRequest(&nodev1.CreateProcessRequest{}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	_, files := n.client.Sandbox(id)
+	_, err = files.Stat(t.Context(), connect.NewRequest(&agentv1.StatRequest{}))
+	wantCode(t, err, connect.CodeFailedPrecondition)
+	if err := n.deleteCall(id, 1); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -51,6 +51,7 @@ type entry struct {
 	rec        record
 	shim       *shims.Shim // nil: there is none
 	memory     *reservation
+	archive    archived
 
 	// Guarded by Node.mu.
 	state      nodev1.SandboxState

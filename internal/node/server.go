@@ -9,6 +9,7 @@ import (
 
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
 	"github.com/space-sandbox/space/internal/gen/space/node/v1/nodev1connect"
+	"github.com/space-sandbox/space/internal/sandbox"
 	"github.com/space-sandbox/space/internal/vmm"
 )
 
@@ -144,5 +145,26 @@ func asConnect(err error) error {
 	case errors.Is(err, context.Canceled):
 		return connect.NewError(connect.CodeCanceled, err)
 	}
+	var se *sandbox.Error
+	if errors.As(err, &se) {
+		return connect.NewError(codeOf(se.Code), err)
+	}
 	return connect.NewError(connect.CodeInternal, err)
+}
+
+// codeOf returns the protocol's code for one of ours.
+func codeOf(c sandbox.Code) connect.Code {
+	switch c {
+	case sandbox.CodeInvalidRequest:
+		return connect.CodeInvalidArgument
+	case sandbox.CodeNotFound:
+		return connect.CodeNotFound
+	case sandbox.CodeFailedPrecondition, sandbox.CodeConflict:
+		return connect.CodeFailedPrecondition
+	case sandbox.CodeCapacityUnavailable:
+		return connect.CodeResourceExhausted
+	case sandbox.CodeServiceUnavailable:
+		return connect.CodeUnavailable
+	}
+	return connect.CodeInternal
 }
