@@ -61,6 +61,8 @@ type Idem struct {
 	Key      string
 	Scope    string // method and path; the owner of the key is added by Service
 	BodyHash [32]byte
+	// Repeatable lets Once run the call again if a crash left open whether it took effect (an overwrite, a kill).
+	Repeatable bool
 }
 
 // Accepted is the answer of an asynchronous verb.
