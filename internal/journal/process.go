@@ -91,6 +91,13 @@ func (p *Process) Exited() bool {
 	return p.exit != nil
 }
 
+// Sealed reports whether no more events will come although the process may not have exited.
+func (p *Process) Sealed() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sealed
+}
+
 // AppendStarted journals the start. It must be the first event.
 func (p *Process) AppendStarted(ev *nodev1.Started) error {
 	payload, err := proto.Marshal(ev)

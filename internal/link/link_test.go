@@ -12,87 +12,18 @@ import (
 	"testing"
 	"time"
 
+	"github.com/space-sandbox/space/internal/link/linktest"
 	"github.com/space-sandbox/space/internal/vmm"
-	"gvisor.dev/gvisor/pkg/buffer"
-	"gvisor.dev/gvisor/pkg/tcpip"
-	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
-	"gvisor.dev/gvisor/pkg/tcpip/header"
-	"gvisor.dev/gvisor/pkg/tcpip/link/channel"
-	"gvisor.dev/gvisor/pkg/tcpip/link/ethernet"
-	"gvisor.dev/gvisor/pkg/tcpip/network/arp"
-	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
-	"gvisor.dev/gvisor/pkg/tcpip/stack"
-	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 )
 
-// guest is a whole second stack at the other end of a link, with ARP, as a real guest has.
-type guest struct {
-	stack  *stack.Stack
-	listen net.Listener
-}
-
-func newGuest(t *testing.T, conn net.Conn) *guest {
+func newGuest(t *testing.T, conn net.Conn) *linktest.Guest {
 	t.Helper()
-	mac, err := tcpip.ParseMACAddress(vmm.ControlMAC)
+	g, err := linktest.New(conn)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := stack.New(stack.Options{
-		NetworkProtocols:   []stack.NetworkProtocolFactory{ipv4.NewProtocol, arp.NewProtocol},
-		TransportProtocols: []stack.TransportProtocolFactory{tcp.NewProtocol},
-	})
-	ch := channel.New(256, vmm.LinkMTU+etherSize, mac)
-	if e := s.CreateNIC(1, ethernet.New(ch)); e != nil {
-		t.Fatal(e)
-	}
-	addr := addressOf(t)
-	if e := s.AddProtocolAddress(1, tcpip.ProtocolAddress{
-		Protocol:          ipv4.ProtocolNumber,
-		AddressWithPrefix: tcpip.AddressWithPrefix{Address: tcpip.AddrFrom4(addr.guest), PrefixLen: 30},
-	}, stack.AddressProperties{}); e != nil {
-		t.Fatal(e)
-	}
-	s.SetRouteTable([]tcpip.Route{{Destination: header.IPv4EmptySubnet, NIC: 1}})
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		for pkt := ch.ReadContext(ctx); pkt != nil; pkt = ch.ReadContext(ctx) {
-			b := pkt.ToView().AsSlice()
-			_, err := conn.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(b))), b...))
-			pkt.DecRef()
-			if err != nil {
-				return
-			}
-		}
-	}()
-	read := make(chan struct{})
-	go func() {
-		defer close(read)
-		buf := make([]byte, maxFrame)
-		for {
-			frame, err := readFrame(conn, buf)
-			if err != nil {
-				return
-			}
-			pkt := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: buffer.MakeWithData(frame)})
-			ch.InjectInbound(0, pkt)
-			pkt.DecRef()
-		}
-	}()
-	l, err := gonet.ListenTCP(s, tcpip.FullAddress{NIC: 1, Port: vmm.AgentPort}, ipv4.ProtocolNumber)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = l.Close()
-		cancel()
-		conn.Close()
-		<-done
-		<-read
-		s.Destroy()
-	})
-	return &guest{stack: s, listen: l}
+	t.Cleanup(g.Close)
+	return g
 }
 
 func addressOf(t testing.TB) addresses {
@@ -104,7 +35,7 @@ func addressOf(t testing.TB) addresses {
 	return a
 }
 
-func newPair(t *testing.T) (*Control, *guest) {
+func newPair(t *testing.T) (*Control, *linktest.Guest) {
 	t.Helper()
 	host, far := net.Pipe()
 	c, err := NewControl(host)
@@ -121,7 +52,7 @@ func TestEcho(t *testing.T) {
 	c, g := newPair(t)
 	go func() {
 		for {
-			conn, err := g.listen.Accept()
+			conn, err := g.Listener.Accept()
 			if err != nil {
 				return
 			}
@@ -159,8 +90,7 @@ func TestGuestCannotConnect(t *testing.T) {
 	c, g := newPair(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
-	a := addressOf(t)
-	_, err := gonet.DialContextTCP(ctx, g.stack, tcpip.FullAddress{NIC: 1, Addr: tcpip.AddrFrom4(a.host), Port: 80}, ipv4.ProtocolNumber)
+	_, err := g.DialHost(ctx, 80)
 	if err == nil {
 		t.Fatal("the guest connected to the host")
 	}
@@ -220,7 +150,7 @@ func TestCloseEndsConnectionsAndGoroutines(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			peer, err := g.listen.Accept()
+			peer, err := g.Listener.Accept()
 			if err != nil {
 				t.Fatal(err)
 			}

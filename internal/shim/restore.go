@@ -1,0 +1,203 @@
+package shim
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"connectrpc.com/connect"
+	agentv1 "github.com/space-sandbox/space/internal/gen/space/agent/v1"
+	shimv1 "github.com/space-sandbox/space/internal/gen/space/shim/v1"
+	"github.com/space-sandbox/space/internal/journal"
+	"github.com/space-sandbox/space/internal/sandbox"
+	"github.com/space-sandbox/space/internal/vmm"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+const (
+	restoreTimeout = 30 * time.Second
+	armTimeout     = 15 * time.Second // until the restored agent has answered
+	resumeTimeout  = 10 * time.Second
+	maxClockError  = 500 * time.Millisecond
+	entropyBytes   = 128
+)
+
+// arm restores the snapshot, lets the agent answer once, and stops the VM again.
+func (s *server) arm(ctx context.Context) (*machine, error) {
+	m, err := s.restore(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.prove(ctx, m); err != nil {
+		return nil, errors.Join(err, m.close())
+	}
+	return m, nil
+}
+
+func (s *server) restore(ctx context.Context) (*machine, error) {
+	cfg, err := vmConfig(s.cfg.Dir, s.spec)
+	if err != nil {
+		return nil, fmt.Errorf("prepare VM: %w", err)
+	}
+	if cfg.CgroupFD != nil {
+		defer cfg.CgroupFD.Close()
+	}
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
+	start := time.Now()
+	vm, err := s.cfg.Driver.Restore(ctx, cfg, vmm.Snapshot{Memory: s.cfg.Memory, State: s.spec.GetDeviceState()})
+	if err != nil {
+		return nil, fmt.Errorf("restore VM: %w", err)
+	}
+	for _, t := range vm.Timings() {
+		s.status.timingFor("vmm_"+t.Phase, t.Duration)
+	}
+	s.status.timing("restore", start)
+	version, _ := vm.(interface{ Version() string })
+	s.status.update(func(st *shimv1.StatusResponse) {
+		st.VmmPid = int32(vm.PID())
+		if version != nil {
+			st.VmmVersion = version.Version()
+		}
+	})
+	return newMachine(vm, s.spec.GetControlToken())
+}
+
+// prove continues a restored VM until its agent has answered a no-op with a sound clock.
+func (s *server) prove(ctx context.Context, m *machine) error {
+	ctx, cancel := m.watchVM(ctx)
+	defer cancel()
+	ctx, stop := context.WithTimeout(ctx, armTimeout)
+	defer stop()
+	start := time.Now()
+	if err := m.cont(ctx); err != nil {
+		return err
+	}
+	ping, err := m.guest.awaitPing(ctx)
+	if err != nil {
+		return withCause(ctx, err)
+	}
+	s.status.timing("first_ping", start)
+	if err := checkClock(s.spec.GetAcceleration(), ping.GetClocksource()); err != nil {
+		return err
+	}
+	s.status.update(func(st *shimv1.StatusResponse) { st.Kernel = clean(ping.GetKernel()) })
+	start = time.Now()
+	if err := m.stop(ctx); err != nil {
+		return err
+	}
+	s.status.timing("stop", start)
+	return nil
+}
+
+// withCause adds why ctx ended to an error that came of it.
+func withCause(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		return fmt.Errorf("%w (%w)", err, cause)
+	}
+	return err
+}
+
+// checkBind refuses what cannot be meant, before the VM is touched.
+func checkBind(req *shimv1.BindRequest) error {
+	if _, err := sandbox.ParseID(req.GetSandboxId()); err != nil {
+		return err
+	}
+	if req.GetGeneration() == 0 {
+		return errors.New("generation is missing")
+	}
+	if !filepath.IsAbs(req.GetJournalDir()) {
+		return errors.New("journal_dir is not absolute")
+	}
+	if len(req.GetHostname()) > 64 || len(req.GetEnv()) > sandbox.MaxEnv {
+		return errors.New("hostname or env is too large")
+	}
+	st, err := os.Stat(req.GetJournalDir())
+	if err != nil {
+		return fmt.Errorf("journal_dir: %w", err)
+	}
+	if !st.IsDir() {
+		return errors.New("journal_dir is not a folder")
+	}
+	return nil
+}
+
+// bind gives m its identity. On error the caller destroys it.
+func (s *server) bind(ctx context.Context, m *machine, req *shimv1.BindRequest) (*journal.Journal, error) {
+	ctx, cancel := m.watchVM(ctx)
+	defer cancel()
+	j, err := journal.Open(req.GetJournalDir(), journal.Options{})
+	if err != nil {
+		return nil, err
+	}
+	if err := s.resume(ctx, m, req); err != nil {
+		return nil, errors.Join(withCause(ctx, err), j.Close())
+	}
+	return j, nil
+}
+
+// resume continues the VM and has its agent acknowledge identity, clock and reseed.
+func (s *server) resume(ctx context.Context, m *machine, req *shimv1.BindRequest) error {
+	start := time.Now()
+	if err := m.cont(ctx); err != nil {
+		return err
+	}
+	s.status.timing("continue", start)
+	start = time.Now()
+	token, err := s.sendResume(ctx, m, req)
+	if err != nil {
+		return fmt.Errorf("resume: %w", err)
+	}
+	m.guest.setToken(token)
+	s.status.timing("resume", start)
+	start = time.Now()
+	ping, err := m.guest.ping(ctx, callTimeout)
+	if err != nil {
+		return err
+	}
+	s.status.timing("ping", start)
+	if ping.GetGeneration() != req.GetGeneration() {
+		return fmt.Errorf("the agent is at generation %d, not %d", ping.GetGeneration(), req.GetGeneration())
+	}
+	return checkWallClock(ping.GetWallClock(), start, time.Now())
+}
+
+// sendResume makes the Resume call and returns the control token that it set.
+func (s *server) sendResume(ctx context.Context, m *machine, req *shimv1.BindRequest) (string, error) {
+	var secret [32]byte
+	entropy := make([]byte, entropyBytes)
+	_, _ = rand.Read(secret[:]) // never fail: crypto/rand aborts the program instead
+	_, _ = rand.Read(entropy)
+	token := hex.EncodeToString(secret[:])
+	ctx, cancel := context.WithTimeout(ctx, resumeTimeout)
+	defer cancel()
+	start := time.Now()
+	resp, err := m.guest.agent.Resume(ctx, connect.NewRequest(&agentv1.ResumeRequest{
+		Generation: req.GetGeneration(), WallClock: timestamppb.New(start), Entropy: entropy,
+		Hostname: req.GetHostname(), Env: req.GetEnv(), ControlToken: token, Identity: req.GetSandboxId(),
+	}))
+	if err != nil {
+		return "", err
+	}
+	if err := checkClock(s.spec.GetAcceleration(), resp.Msg.GetClocksource()); err != nil {
+		return "", err
+	}
+	return token, checkWallClock(resp.Msg.GetWallClock(), start, time.Now())
+}
+
+// checkWallClock fails when the guest's clock was more than maxClockError off at any time of the call.
+func checkWallClock(guest *timestamppb.Timestamp, from, to time.Time) error {
+	if err := guest.CheckValid(); err != nil {
+		return errors.New("the agent told no time")
+	}
+	t := guest.AsTime()
+	if t.Before(from.Add(-maxClockError)) || t.After(to.Add(maxClockError)) {
+		return fmt.Errorf("the guest's clock is off by %v", t.Sub(to).Round(time.Millisecond))
+	}
+	return nil
+}
