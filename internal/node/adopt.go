@@ -167,7 +167,7 @@ func (n *Node) sweep(ctx context.Context, remains []*shims.Shim, folders []strin
 	var wg sync.WaitGroup
 	for _, s := range remains {
 		n.log.Info("sweeping a shim without a sandbox", "shim", s.ID, "alive", s.Alive())
-		wg.Go(func() { _ = n.destroyShim(s, "") }) // logged there
+		wg.Go(func() { _ = n.destroyShim(ctx, s) }) // logged there
 	}
 	wg.Wait()
 	var errs []error

@@ -9,7 +9,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
-	"github.com/space-sandbox/space/internal/node/shims"
 	"github.com/space-sandbox/space/internal/sandbox"
 )
 
@@ -229,5 +228,4 @@ func TestAdoptTrustsNoPaths(t *testing.T) {
 	if _, err := os.Stat(victim); err != nil {
 		t.Errorf("a path from a spec was removed: %v", err)
 	}
-	var _ *shims.Shim = s
 }

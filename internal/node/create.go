@@ -110,7 +110,7 @@ func (n *Node) runCreate(ctx context.Context, e *entry, req *nodev1.CreateSandbo
 		return
 	}
 	n.log.Warn("create failed", "sandbox", e.id, "error", err)
-	left := c.undo()
+	left := c.undo(ctx)
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	e.createErr = err
@@ -186,7 +186,7 @@ func (c *creation) run(ctx context.Context) error {
 		}
 		// An armed VM may have died unseen. It never ran as this sandbox, or is dead now: another one may.
 		c.n.log.Warn("an armed VM could not be bound, restoring one", "sandbox", c.e.id, "error", err)
-		if err := c.undo(); err != nil {
+		if err := c.undo(ctx); err != nil {
 			return err
 		}
 	}
@@ -215,7 +215,7 @@ func (c *creation) getVM(ctx context.Context, p *prepared) error {
 	if err != nil {
 		return err
 	}
-	n.usePool(w)
+	n.usePool(ctx, w)
 	c.mark("warm")
 	c.report("restore", 0, 0)
 	if c.shim, err = n.arm(ctx, p, w); err != nil {
@@ -264,9 +264,9 @@ func (c *creation) bind(ctx context.Context, p *prepared) error {
 }
 
 // undo removes everything the creation made. On error it can be repeated, by a delete.
-func (c *creation) undo() error {
+func (c *creation) undo(ctx context.Context) error {
 	if c.shim != nil {
-		if err := c.n.destroyShim(c.shim, ""); err != nil {
+		if err := c.n.destroyShim(ctx, c.shim); err != nil {
 			return err
 		}
 		c.shim = nil

@@ -17,7 +17,7 @@ func (n *Node) delete(ctx context.Context, id string, generation uint64) error {
 	if _, err := sandbox.ParseID(id); err != nil {
 		return connect.NewError(connect.CodeInvalidArgument, err)
 	}
-	d, err := n.beginDelete(id, generation)
+	d, err := n.beginDelete(ctx, id, generation)
 	if err != nil {
 		return err
 	}
@@ -44,7 +44,7 @@ func (n *Node) fence(id string, generation uint64) error {
 }
 
 // beginDelete joins or starts a deletion; nil if there is no such sandbox.
-func (n *Node) beginDelete(id string, generation uint64) (*deletion, error) {
+func (n *Node) beginDelete(ctx context.Context, id string, generation uint64) (*deletion, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closed || !n.started {
@@ -64,13 +64,13 @@ func (n *Node) beginDelete(id string, generation uint64) (*deletion, error) {
 	e.deletion = d
 	n.changeLocked(e, func() { e.state = nodev1.SandboxState_SANDBOX_STATE_DELETING })
 	e.cancel()
-	n.wg.Go(func() { n.runDelete(e, d, max(generation, e.generation)) })
+	n.wg.Go(func() { n.runDelete(ctx, e, d, max(generation, e.generation)) })
 	return d, nil
 }
 
-func (n *Node) runDelete(e *entry, d *deletion, generation uint64) {
-	// Not below the node's context: a delete that has begun is finished also while the node closes.
-	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DeleteTimeout)
+func (n *Node) runDelete(ctx context.Context, e *entry, d *deletion, generation uint64) {
+	// A delete that has begun is finished, whether the caller leaves or the node closes.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.DeleteTimeout)
 	defer cancel()
 	err := n.removeSandbox(ctx, e, generation)
 	n.mu.Lock()

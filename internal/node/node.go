@@ -138,10 +138,10 @@ func (n *Node) Close() error {
 	n.closed = true
 	n.mu.Unlock()
 	n.cancel()
-	n.destroyArmed(n.pool.empty())
+	n.destroyArmed(n.ctx, n.pool.empty())
 	n.wg.Wait()
 	// A refill that was under way may have offered one more.
-	n.destroyArmed(n.pool.empty())
+	n.destroyArmed(n.ctx, n.pool.empty())
 	n.mu.Lock()
 	all := n.sandboxes
 	warms := n.warms
@@ -187,7 +187,7 @@ func (n *Node) admit(ctx context.Context, mib uint64) (*reservation, error) {
 	}
 	if mib <= n.admission.limit { // else nothing would help
 		n.stopArming()
-		n.destroyArmed(n.pool.evict(n.admission.missing(mib)))
+		n.destroyArmed(ctx, n.pool.evict(n.admission.missing(mib)))
 	}
 	if r, ok := n.admission.reserve(mib); ok {
 		return r, nil
@@ -213,12 +213,12 @@ func (n *Node) diskRoom() error {
 	return nil
 }
 
-// destroyArmed ends VMs that the caller has claimed, all at once.
-func (n *Node) destroyArmed(vms []*armed) {
+// destroyArmed ends VMs that the caller has claimed, all at once, also when ctx has ended.
+func (n *Node) destroyArmed(ctx context.Context, vms []*armed) {
 	var wg sync.WaitGroup
 	for _, a := range vms {
 		wg.Go(func() {
-			if n.destroyShim(a.shim, "") == nil {
+			if n.destroyShim(ctx, a.shim) == nil {
 				a.memory.release()
 			}
 		})

@@ -87,7 +87,7 @@ func (n *Node) prepareOnce(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	n.usePool(w)
+	n.usePool(ctx, w)
 	n.setPreparing(func(s *preparing) {
 		s.state, s.reason, s.progress, s.warmDone = nodev1.TemplateState_TEMPLATE_STATE_READY, "", nil, true
 	})

@@ -12,9 +12,9 @@ const (
 )
 
 // usePool makes a shape the last used one and asks for its armed VMs.
-func (n *Node) usePool(w *warm) {
+func (n *Node) usePool(ctx context.Context, w *warm) {
 	if evicted := n.pool.touch(w); len(evicted) > 0 {
-		n.wg.Go(func() { n.destroyArmed(evicted) })
+		n.wg.Go(func() { n.destroyArmed(ctx, evicted) })
 	}
 	n.pokeRefill()
 }
@@ -109,7 +109,7 @@ func (n *Node) refillOne(w *warm) (bool, error) {
 	}
 	a := newArmed(w.key, s, memory)
 	if ctx.Err() != nil || !n.pool.add(a) {
-		n.destroyArmed([]*armed{a})
+		n.destroyArmed(ctx, []*armed{a})
 		return false, nil
 	}
 	n.wg.Go(func() { n.guardArmed(a) })
@@ -143,7 +143,7 @@ func (n *Node) guardArmed(a *armed) {
 	}
 	n.pool.drop(a)
 	n.log.Warn("an armed VM died", "shim", a.shim.ID)
-	n.destroyArmed([]*armed{a})
+	n.destroyArmed(ctx, []*armed{a})
 	if n.pause(time.Second) { // a VM that cannot live must not keep the machine busy
 		n.pokeRefill()
 	}

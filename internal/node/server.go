@@ -55,7 +55,7 @@ func (s service) GetNode(context.Context, *connect.Request[nodev1.GetNodeRequest
 }
 
 func (s service) CreateSandbox(ctx context.Context, req *connect.Request[nodev1.CreateSandboxRequest], out *connect.ServerStream[nodev1.CreateSandboxResponse]) error {
-	e, err := s.n.begin(req.Msg)
+	e, err := s.n.begin(req.Msg) //nolint:contextcheck // a create belongs to the node, not to its caller
 	if err != nil {
 		return err
 	}

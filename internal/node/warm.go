@@ -90,7 +90,7 @@ func (n *Node) warmFor(ctx context.Context, p *prepared, shape *nodev1.Resources
 		}
 		b = &warmBuild{done: make(chan struct{})}
 		n.warms[key] = b
-		n.wg.Go(func() {
+		n.wg.Go(func() { //nolint:contextcheck // the capture belongs to the node
 			ctx, cancel := context.WithTimeout(n.ctx, n.cfg.CaptureTimeout)
 			defer cancel()
 			b.w, b.err = n.openOrCapture(ctx, p, key, proto.CloneOf(shape))
@@ -210,7 +210,7 @@ func (n *Node) capture(ctx context.Context, p *prepared, w *warm) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, n.destroyShim(s, "")) }()
+	defer func() { err = errors.Join(err, n.destroyShim(ctx, s)) }()
 	if err := s.WaitExit(ctx); err != nil {
 		return fmt.Errorf("capture: %w", err)
 	}
@@ -333,16 +333,16 @@ func (n *Node) arm(ctx context.Context, p *prepared, w *warm) (*shims.Shim, erro
 		return nil, err
 	}
 	if _, err := s.WaitState(ctx, shimv1.ShimState_SHIM_STATE_ARMED); err != nil {
-		return nil, errors.Join(err, n.destroyShim(s, ""))
+		return nil, errors.Join(err, n.destroyShim(ctx, s))
 	}
 	return s, nil
 }
 
 // destroyShim ends a shim with a deadline of its own, so that the end of the caller's context leaves nothing behind.
-func (n *Node) destroyShim(s *shims.Shim, reason string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.DeleteTimeout)
+func (n *Node) destroyShim(ctx context.Context, s *shims.Shim) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.cfg.DeleteTimeout)
 	defer cancel()
-	if err := s.Destroy(ctx, reason); err != nil {
+	if err := s.Destroy(ctx, ""); err != nil {
 		n.log.Error("shim not destroyed", "shim", s.ID, "error", err)
 		return err
 	}

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrGone: the process has ended, or its PID belongs to another one now.
+// ErrGone says that the process has ended, or its PID belongs to another one now.
 var ErrGone = errors.New("process is gone")
 
 // Identity names one process for ever.

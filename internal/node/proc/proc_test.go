@@ -39,7 +39,7 @@ func TestHandleSeesDeathOfOther(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Close()
+	defer func() { _ = h.Close() }()
 	if !h.Alive() || h.Identity() != id {
 		t.Fatalf("alive %v, identity %v want %v", h.Alive(), h.Identity(), id)
 	}
@@ -114,7 +114,7 @@ func TestChildIsReapedBeforeDone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer h.Close()
+	defer func() { _ = h.Close() }()
 	waitDone(t, h)
 	if !reaped || cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 0 {
 		t.Fatalf("reaped %v, state %v", reaped, cmd.ProcessState)

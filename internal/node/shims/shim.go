@@ -31,7 +31,7 @@ const (
 	exitGrace       = time.Second // between the answer to Shutdown and the exit
 )
 
-// ErrDied: the shim has ended; the text holds the end of its log.
+// ErrDied says that the shim has ended; the text holds the end of its log.
 var ErrDied = errors.New("shim exited")
 
 // Shim is a hold on one shim process, living or dead.
@@ -151,7 +151,7 @@ func (s *Shim) WaitState(ctx context.Context, want shimv1.ShimState) (*shimv1.St
 		case <-s.Done():
 			return nil, s.died()
 		case <-ctx.Done():
-			return nil, fmt.Errorf("wait for shim: %w (last answer: %v)", ctx.Err(), err)
+			return nil, fmt.Errorf("wait for shim: %w (last answer: %w)", ctx.Err(), err)
 		}
 	}
 }

@@ -100,7 +100,7 @@ func serve(spec *shimv1.LaunchSpec) error {
 		LastActiveAt: timestamppb.Now(), Kernel: "6.1-fake", VmmVersion: "0", Acceleration: spec.Acceleration,
 	}
 	go s.waitVMM()
-	l, err := net.Listen("unix", spec.Socket)
+	l, err := new(net.ListenConfig).Listen(context.Background(), "unix", spec.Socket)
 	if err != nil {
 		return err
 	}
@@ -168,7 +168,7 @@ func (c shimCalls) Watch(ctx context.Context, _ *connect.Request[shimv1.WatchReq
 func (c shimCalls) Bind(ctx context.Context, req *connect.Request[shimv1.BindRequest]) (*connect.Response[shimv1.BindResponse], error) {
 	switch req.Msg.Env[BindEnv] {
 	case BindError:
-		defer time.AfterFunc(50*time.Millisecond, func() { os.Exit(1) })
+		time.AfterFunc(50*time.Millisecond, func() { os.Exit(1) })
 		return nil, connect.NewError(connect.CodeInternal, errors.New("told to fail"))
 	case BindHang:
 		<-ctx.Done()
