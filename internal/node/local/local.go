@@ -20,11 +20,15 @@ var warmUp = []string{
 	`if command -v node >/dev/null; then node -e 0; fi`,
 }
 
-// Deps returns what a node on this machine is made of.
-func Deps(cache *image.Cache, machine node.Machine) node.Deps {
+// Deps returns what a node on this machine is made of. agent returns the program that runs as PID 1 in the guest;
+// nil means the one that this binary carries.
+func Deps(cache *image.Cache, machine node.Machine, agent func() ([]byte, error)) node.Deps {
+	if agent == nil {
+		agent = embedded.Agent
+	}
 	return node.Deps{
 		Images:  images{cache},
-		Guests:  guests{cache},
+		Guests:  guests{cache, agent},
 		Disks:   disk.Images{},
 		Machine: machine,
 	}
@@ -45,11 +49,14 @@ func (i images) Base(ctx context.Context, progress node.ProgressFunc) (*node.Tem
 	}, nil
 }
 
-type guests struct{ cache *image.Cache }
+type guests struct {
+	cache *image.Cache
+	agent func() ([]byte, error)
+}
 
-// Guest implements node.Guests with the agent that this binary carries.
+// Guest implements node.Guests.
 func (g guests) Guest(ctx context.Context, progress node.ProgressFunc) (*node.Guest, error) {
-	agent, err := embedded.Agent()
+	agent, err := g.agent()
 	if err != nil {
 		return nil, fmt.Errorf("guest agent: %w", err)
 	}
