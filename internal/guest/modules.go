@@ -21,7 +21,7 @@ var required = []string{"virtio_ring", "virtio", "virtio_mmio", "virtio_blk", "f
 
 // extra is what workloads may want; dependencies are added.
 var extra = []string{"fuse", "tun", "inet_diag", "tcp_diag", "unix_diag", "nf_tables", "nft_compat", "ip_tables",
-	"iptable_filter", "iptable_nat", "xt_MASQUERADE", "xt_conntrack", "sunrpc", "nfs", "nfsv3", "nfsv4", "veth", "bridge", "loop"}
+	"iptable_filter", "iptable_nat", "xt_MASQUERADE", "xt_conntrack", "sunrpc", "nfs", "nfsv3", "veth", "bridge", "loop"}
 
 // module is one loadable module of a kernel.
 type module struct {

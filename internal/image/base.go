@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,6 +71,36 @@ type baseBuild struct {
 	npm      npm.Archive
 }
 
+// The steps of a build, in order, with what mmdebstrap says when it begins one.
+var baseSteps = []struct{ phase, says string }{
+	{"read package lists", "running apt-get update"},
+	{"download packages", "downloading packages"},
+	{"unpack packages", "extracting archives"},
+	{"install essential packages", "installing essential packages"},
+	{"install packages", "installing remaining packages"},
+	{"write the layer", "creating tarball"},
+	{"add Node.js", ""},
+	{"store the layer", ""},
+}
+
+const (
+	stepNode  = 6
+	stepStore = 7
+)
+
+func (b *baseBuild) step(i int) {
+	b.progress.report("base template: "+baseSteps[i].phase, int64(i), int64(len(baseSteps)))
+}
+
+// follow reads mmdebstrap's messages.
+func (b *baseBuild) follow(line string) {
+	for i, s := range baseSteps {
+		if s.says != "" && strings.HasPrefix(line, "I: "+s.says) {
+			b.step(i)
+		}
+	}
+}
+
 func (b *baseBuild) run(ctx context.Context) (manifest, error) {
 	sources, err := apt.Discover("/", os.Getenv(apt.MirrorVariable), baseSuite)
 	if err != nil {
@@ -87,7 +118,7 @@ func (b *baseBuild) run(ctx context.Context) (manifest, error) {
 	if err := g.Wait(); err != nil {
 		return manifest{}, err
 	}
-	b.progress.report("base: store", 0, 0)
+	b.step(stepStore)
 	blob, err := b.store.Ingest(ctx, image)
 	if err != nil {
 		return manifest{}, err
@@ -126,7 +157,7 @@ func (b *baseBuild) writeLayer(ctx context.Context, image string, sources []apt.
 	if err == nil {
 		err = b.addNode(ctx, l)
 	}
-	for _, f := range baseFiles {
+	for _, f := range append(slices.Clone(baseFiles), baseFile{"etc/apt/sources.list", 0o644, guestSources(sources)}) {
 		if err != nil {
 			break
 		}
@@ -150,11 +181,7 @@ func (b *baseBuild) addDebian(ctx context.Context, l *layerWriter, sources []apt
 	}
 	r, w := io.Pipe()
 	cmd := buildtools.Command{Name: "mmdebstrap", Args: mmdebstrapArgs(settings, list), Env: []string{"TMPDIR=" + b.temp.Dir()},
-		Stdout: w, Isolate: true, Line: func(line string) {
-			if phase, ok := strings.CutPrefix(line, "I: "); ok {
-				b.progress.report("base: "+phase, 0, 0)
-			}
-		}}
+		Stdout: w, Isolate: true, Line: b.follow}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		err := cmd.Run(gctx)
@@ -162,7 +189,7 @@ func (b *baseBuild) addDebian(ctx context.Context, l *layerWriter, sources []apt
 		return err
 	})
 	g.Go(func() error {
-		err := l.addAll(gctx, r, keepBase, func(done int64) { b.progress.report("base: write Debian's files", done, 0) })
+		err := l.addAll(gctx, r, keepBase)
 		r.CloseWithError(err)
 		return err
 	})
@@ -189,7 +216,7 @@ func mmdebstrapArgs(settings []string, list string) []string {
 }
 
 func (b *baseBuild) addNode(ctx context.Context, l *layerWriter) error {
-	b.progress.report("base: write Node.js", 0, 0)
+	b.step(stepNode)
 	for _, a := range []struct {
 		archive npm.Archive
 		rename  func(*tar.Header) string
@@ -219,7 +246,7 @@ func addGzip(ctx context.Context, l *layerWriter, file string, rename func(*tar.
 	return l.addAll(ctx, z, func(h *tar.Header) string {
 		h.Uid, h.Gid = 0, 0
 		return rename(h)
-	}, nil)
+	})
 }
 
 // checkTools names what is missing before anything is downloaded.

@@ -6,8 +6,8 @@ import (
 	"github.com/space-sandbox/space/internal/image/cas"
 )
 
-// Progress tells how far a build is. Done and total are bytes or steps of the phase; total is 0 when unknown.
-// A nil Progress is allowed everywhere.
+// Progress tells which phase a build has begun, after how many of how many steps. It must return quickly. A nil
+// Progress is allowed everywhere.
 type Progress func(phase string, done, total int64)
 
 func (p Progress) report(phase string, done, total int64) {

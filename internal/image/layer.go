@@ -110,9 +110,8 @@ func (l *layerWriter) symlink(name, target string) error {
 }
 
 // addAll adds the entries of a tar stream. Rename maps names; "" leaves an entry out.
-func (l *layerWriter) addAll(ctx context.Context, r io.Reader, rename func(h *tar.Header) string, progress func(int64)) error {
+func (l *layerWriter) addAll(ctx context.Context, r io.Reader, rename func(h *tar.Header) string) error {
 	t := tar.NewReader(r)
-	var done int64
 	for {
 		if ctx.Err() != nil {
 			return context.Cause(ctx)
@@ -131,9 +130,6 @@ func (l *layerWriter) addAll(ctx context.Context, r io.Reader, rename func(h *ta
 		}
 		if err := l.add(h, t); err != nil {
 			return err
-		}
-		if done += h.Size; progress != nil {
-			progress(done)
 		}
 	}
 }

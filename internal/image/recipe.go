@@ -5,9 +5,11 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/url"
 	"path"
 	"strings"
 
+	"github.com/space-sandbox/space/internal/image/apt"
 	"github.com/space-sandbox/space/internal/sandbox"
 )
 
@@ -21,13 +23,13 @@ const (
 )
 
 // basePackages is what base holds beyond Debian's essential packages.
-var basePackages = []string{"ca-certificates", "curl", "git", "iproute2", "less", "netbase", "openssh-client",
+var basePackages = []string{"ca-certificates", "curl", "git", "iproute2", "less", "libnss-myhostname", "netbase", "openssh-client",
 	"procps", "python-is-python3", "python3", "python3-pip", "python3-venv", "sudo", "tzdata", "unzip", "xz-utils"}
 
 var baseConfig = config{
 	DefaultUser: "user",
 	Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG=C.UTF-8",
-		"PIP_ROOT_USER_ACTION=ignore", "DEBIAN_FRONTEND=noninteractive"},
+		"PIP_ROOT_USER_ACTION=ignore", "NPM_CONFIG_UPDATE_NOTIFIER=false", "DEBIAN_FRONTEND=noninteractive"},
 	Defaults: sandbox.Resources{VCPU: 2, MemoryMiB: 512, DiskMiB: 2048},
 }
 
@@ -49,7 +51,7 @@ var dpkgOptions = []string{"force-unsafe-io",
 // image: identity of the machine it was built on, caches, logs, and what baseFiles replaces.
 var dropped = []string{
 	"etc/machine-id", "var/lib/dbus/machine-id", "etc/hostname", "etc/resolv.conf", "etc/hosts", "etc/ssh/ssh_host_*",
-	"etc/apt/apt.conf.d/99mmdebstrap", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "etc/passwd-", "etc/group-", "etc/shadow-",
+	"etc/apt/apt.conf.d/99mmdebstrap", "etc/apt/sources.list", "etc/apt/sources.list.d/*", "etc/apt/auth.conf*", "etc/dpkg/dpkg.cfg.d/99mmdebstrap", "etc/passwd-", "etc/group-", "etc/shadow-",
 	"etc/gshadow-", "etc/subuid-", "etc/subgid-", "etc/default/locale",
 	"var/log/*", "var/cache/apt/*", "var/cache/debconf/*-old", "var/cache/ldconfig/*", "var/lib/apt/lists/*",
 	"var/lib/dpkg/*-old", "tmp/*", "var/tmp/*", "run/*", "dev/*", "proc/*", "sys/*",
@@ -71,6 +73,21 @@ var baseFiles = []baseFile{
 	{"etc/sudoers.d/user", 0o440, "user ALL=(ALL:ALL) NOPASSWD: ALL\n"},
 	{"etc/dpkg/dpkg.cfg.d/space", 0o644, "force-unsafe-io\n" + strings.Join(dpkgOptions[1:], "\n") + "\n"},
 	{"etc/apt/apt.conf.d/99space", 0o644, "Acquire::Languages \"none\";\nAPT::Install-Recommends \"false\";\n"},
+}
+
+// guestSources is what apt uses inside a sandbox: the sources base was made from, without anything that belongs to
+// this machine: credentials in addresses, and places of keyrings.
+func guestSources(sources []apt.Source) string {
+	out := make([]apt.Source, 0, len(sources))
+	for _, s := range sources {
+		if u, err := url.Parse(s.URI); err == nil && u.User != nil {
+			u.User = nil
+			s.URI = u.String()
+		}
+		s.SignedBy = "/usr/share/keyrings/debian-archive-keyring.gpg"
+		out = append(out, s)
+	}
+	return apt.List(out)
 }
 
 // keepBase is the rename function for mmdebstrap's archive.
