@@ -105,6 +105,13 @@ func (s *server) bootOnce(ctx context.Context, memory *os.File) (*machine, *agen
 func (s *server) captureVM(ctx context.Context, m *machine, ping *agentv1.PingResponse) error {
 	ctx, cancel := m.watchVM(ctx)
 	defer cancel()
+	if len(s.spec.GetWarmUp()) > 0 { // before its first Resume the agent starts no process
+		if err := s.sendResume(ctx, m, &agentv1.ResumeRequest{
+			Generation: warmUpGeneration, Hostname: "template", Identity: "template", ControlToken: s.spec.GetControlToken(),
+		}); err != nil {
+			return withCause(ctx, fmt.Errorf("resume: %w", err))
+		}
+	}
 	for i, line := range s.spec.GetWarmUp() {
 		if err := warmUp(ctx, m.guest, "warm-up-"+strconv.Itoa(i), line); err != nil {
 			return withCause(ctx, fmt.Errorf("warm-up command %d: %w", i+1, err))

@@ -136,6 +136,12 @@ func userError(user string) error {
 
 func (a *fakeAgent) Run(ctx context.Context, req *connect.Request[agentv1.RunRequest], stream *connect.ServerStream[agentv1.ProcessFrame]) error {
 	argv := req.Msg.GetSpec().GetArgv()
+	a.mu.Lock()
+	cold := a.generation == 0 || a.frozen
+	a.mu.Unlock()
+	if cold {
+		return connect.NewError(connect.CodeFailedPrecondition, errors.New("frozen"))
+	}
 	if string(argv[0]) == "refuse" {
 		return connect.NewError(connect.CodeResourceExhausted, errors.New("no more processes"))
 	}

@@ -31,8 +31,9 @@ const (
 type Config struct {
 	Dir    string     // the shim's folder, with spec.json
 	Driver vmm.Driver // starts the VM
-	Memory *os.File   // the snapshot's memory (MODE_RESTORE); the caller closes it
-	Log    *slog.Logger
+	// OpenMemory returns the snapshot's memory. It is called once, and only in MODE_RESTORE; the shim closes it.
+	OpenMemory func() (*os.File, error)
+	Log        *slog.Logger
 }
 
 // Run is the life of a shim. It returns nil after a capture or a Shutdown, and when ctx ends after an orderly
@@ -58,7 +59,7 @@ func Run(ctx context.Context, cfg Config) error {
 
 // run serves until the shim is to end.
 func (s *server) run(ctx context.Context) error {
-	l, err := listen(s.spec.GetSocket())
+	l, err := listen(ctx, s.spec.GetSocket())
 	if err != nil {
 		return err
 	}
@@ -108,12 +109,12 @@ func (s *server) handler() http.Handler {
 }
 
 // listen opens the socket for its owner alone. The umask does it, so that there is no moment in between.
-func listen(path string) (net.Listener, error) {
+func listen(ctx context.Context, path string) (net.Listener, error) {
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	old := unix.Umask(0o177)
-	l, err := (&net.ListenConfig{}).Listen(context.Background(), "unix", path)
+	l, err := (&net.ListenConfig{}).Listen(ctx, "unix", path)
 	unix.Umask(old)
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)

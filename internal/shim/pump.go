@@ -33,7 +33,6 @@ type feed struct {
 	p    *process
 	a    *attempt
 	last uint64 // sequence number of the last frame that is journalled
-	size uint64 // bytes since the last acknowledgement that was asked for
 	done bool
 	pty  bool
 }

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -25,6 +26,9 @@ const (
 	resumeTimeout  = 10 * time.Second
 	maxClockError  = 500 * time.Millisecond
 	entropyBytes   = 128
+	// warmUpGeneration is the guest's generation while a template is captured. Guests count from there: generation
+	// n of a sandbox is n + warmUpGeneration in its guest, so that the first is newer than the template's, too.
+	warmUpGeneration = 1
 )
 
 // arm restores the snapshot, lets the agent answer once, and stops the VM again.
@@ -47,10 +51,15 @@ func (s *server) restore(ctx context.Context) (*machine, error) {
 	if cfg.CgroupFD != nil {
 		defer cfg.CgroupFD.Close()
 	}
+	memory, err := s.cfg.OpenMemory()
+	if err != nil {
+		return nil, err
+	}
+	defer memory.Close() // the VMM has its own descriptor
 	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
 	defer cancel()
 	start := time.Now()
-	vm, err := s.cfg.Driver.Restore(ctx, cfg, vmm.Snapshot{Memory: s.cfg.Memory, State: s.spec.GetDeviceState()})
+	vm, err := s.cfg.Driver.Restore(ctx, cfg, vmm.Snapshot{Memory: memory, State: s.spec.GetDeviceState()})
 	if err != nil {
 		return nil, fmt.Errorf("restore VM: %w", err)
 	}
@@ -149,7 +158,11 @@ func (s *server) resume(ctx context.Context, m *machine, req *shimv1.BindRequest
 	}
 	s.status.timing("continue", start)
 	start = time.Now()
-	token, err := s.sendResume(ctx, m, req)
+	token := newToken()
+	err := s.sendResume(ctx, m, &agentv1.ResumeRequest{
+		Generation: req.GetGeneration() + warmUpGeneration, Hostname: cmp.Or(req.GetHostname(), req.GetSandboxId()),
+		Env: req.GetEnv(), ControlToken: token, Identity: req.GetSandboxId(),
+	})
 	if err != nil {
 		return fmt.Errorf("resume: %w", err)
 	}
@@ -161,33 +174,35 @@ func (s *server) resume(ctx context.Context, m *machine, req *shimv1.BindRequest
 		return err
 	}
 	s.status.timing("ping", start)
-	if ping.GetGeneration() != req.GetGeneration() {
-		return fmt.Errorf("the agent is at generation %d, not %d", ping.GetGeneration(), req.GetGeneration())
+	if want := req.GetGeneration() + warmUpGeneration; ping.GetGeneration() != want {
+		return fmt.Errorf("the agent is at generation %d, not %d", ping.GetGeneration(), want)
 	}
 	return checkWallClock(ping.GetWallClock(), start, time.Now())
 }
 
-// sendResume makes the Resume call and returns the control token that it set.
-func (s *server) sendResume(ctx context.Context, m *machine, req *shimv1.BindRequest) (string, error) {
+// newToken returns a fresh secret of 256 bits.
+func newToken() string {
 	var secret [32]byte
-	entropy := make([]byte, entropyBytes)
-	_, _ = rand.Read(secret[:]) // never fail: crypto/rand aborts the program instead
-	_, _ = rand.Read(entropy)
-	token := hex.EncodeToString(secret[:])
+	_, _ = rand.Read(secret[:]) // never fails: crypto/rand aborts the program instead
+	return hex.EncodeToString(secret[:])
+}
+
+// sendResume completes the request by time and entropy, makes the call and checks the clock in the answer.
+func (s *server) sendResume(ctx context.Context, m *machine, req *agentv1.ResumeRequest) error {
+	req.Entropy = make([]byte, entropyBytes)
+	_, _ = rand.Read(req.Entropy) // never fails, as above
 	ctx, cancel := context.WithTimeout(ctx, resumeTimeout)
 	defer cancel()
 	start := time.Now()
-	resp, err := m.guest.agent.Resume(ctx, connect.NewRequest(&agentv1.ResumeRequest{
-		Generation: req.GetGeneration(), WallClock: timestamppb.New(start), Entropy: entropy,
-		Hostname: req.GetHostname(), Env: req.GetEnv(), ControlToken: token, Identity: req.GetSandboxId(),
-	}))
+	req.WallClock = timestamppb.New(start)
+	resp, err := m.guest.agent.Resume(ctx, connect.NewRequest(req))
 	if err != nil {
-		return "", err
+		return err
 	}
 	if err := checkClock(s.spec.GetAcceleration(), resp.Msg.GetClocksource()); err != nil {
-		return "", err
+		return err
 	}
-	return token, checkWallClock(resp.Msg.GetWallClock(), start, time.Now())
+	return checkWallClock(resp.Msg.GetWallClock(), start, time.Now())
 }
 
 // checkWallClock fails when the guest's clock was more than maxClockError off at any time of the call.

@@ -55,7 +55,7 @@ func newRig(t *testing.T, edit func(*rig)) *rig {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	r := &rig{t: t, dir: dir, agent: newFakeAgent(), done: make(chan struct{})}
 	r.spec = &shimv1.LaunchSpec{
 		Mode: shimv1.LaunchSpec_MODE_RESTORE, ShimId: "s1", Token: testToken, ControlToken: captureToken, Driver: "fake",
@@ -79,6 +79,8 @@ func newRig(t *testing.T, edit func(*rig)) *rig {
 	r.connect()
 	return r
 }
+
+func noMemory() (*os.File, error) { return os.Open(os.DevNull) }
 
 func (r *rig) connect() {
 	r.http = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -113,7 +115,7 @@ func (r *rig) start() *rig {
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: level}))
 	go func() {
 		defer close(r.done)
-		r.err = Run(ctx, Config{Dir: r.dir, Driver: r.driver, Log: log})
+		r.err = Run(ctx, Config{Dir: r.dir, Driver: r.driver, Log: log, OpenMemory: noMemory})
 	}()
 	r.t.Cleanup(func() {
 		cancel()
@@ -244,7 +246,7 @@ func TestBindGivesTheIdentityOnce(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := r.agent.resume
-	if got.GetGeneration() != 7 || got.GetIdentity() != req.GetSandboxId() || len(got.GetEntropy()) < 64 || got.GetHostname() != "box" ||
+	if got.GetGeneration() != 8 || got.GetIdentity() != req.GetSandboxId() || len(got.GetEntropy()) < 64 || got.GetHostname() != "box" ||
 		got.GetEnv()["A"] != "b" || len(got.GetControlToken()) < 32 || got.GetControlToken() == captureToken {
 		t.Fatalf("Resume got %v", got)
 	}
@@ -699,7 +701,7 @@ func TestOrphanEnds(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newServer(Config{Dir: r.dir, Driver: r.driver, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, spec)
+	s := newServer(Config{Dir: r.dir, Driver: r.driver, OpenMemory: noMemory, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}, spec)
 	s.orphan = 50 * time.Millisecond
 	ended := make(chan error, 1)
 	go func() { ended <- s.run(context.Background()) }()

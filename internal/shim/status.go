@@ -23,7 +23,7 @@ type status struct {
 func newStatus(shimID, accel string) *status {
 	return &status{
 		cur: &shimv1.StatusResponse{
-			ShimId: shimID, State: shimv1.ShimState_SHIM_STATE_STARTING, Acceleration: accel, Isolation: "full",
+			ShimId: shimID, State: shimv1.ShimState_SHIM_STATE_STARTING, Acceleration: accel,
 		},
 		active: time.Now(), changed: make(chan struct{}), idle: make(chan struct{}, 1),
 	}
