@@ -51,10 +51,14 @@ func (n *Node) adopt(ctx context.Context) error {
 			}
 		}
 	}
-	if tooManyUnknown(living, unknown) {
-		n.unsafe = fmt.Sprintf("%d of %d living shims have no record: wrong data folder or a restored backup? "+
+	unsafe := tooManyUnknown(living, unknown)
+	if unsafe {
+		text := fmt.Sprintf("%d of %d living shims have no record: wrong data folder or a restored backup? "+
 			"Nothing was swept. Restore %s, or end those shims", unknown, living, n.l.sandboxes())
-		n.log.Error("not ready", "reason", n.unsafe)
+		n.log.Error("not ready", "reason", text)
+		n.mu.Lock()
+		n.unsafe = text
+		n.mu.Unlock()
 	}
 	keep := map[string]bool{}
 	var sweep []*shims.Shim
@@ -67,13 +71,13 @@ func (n *Node) adopt(ctx context.Context) error {
 		if keep[id] {
 			continue
 		}
-		if n.unsafe != "" {
+		if unsafe {
 			f.shim.Release()
 			continue
 		}
 		sweep = append(sweep, f.shim)
 	}
-	if n.unsafe != "" {
+	if unsafe {
 		return nil
 	}
 	return n.sweep(ctx, sweep, remains, keep)
@@ -155,7 +159,9 @@ func (n *Node) adoptSandbox(rec *record, f *found) *shims.Shim {
 		// It never got the identity that the record gives it: the create was cut before. The VM is swept.
 		fail(reasonHostLost)
 	}
-	n.sandboxes[e.id] = e
+	n.mu.Lock()
+	n.sandboxes[e.id] = e // from here on those adopted before may look
+	n.mu.Unlock()
 	if e.shim != nil && e.state != nodev1.SandboxState_SANDBOX_STATE_FAILED {
 		n.wg.Go(func() { n.watchShim(e) })
 	}

@@ -99,6 +99,9 @@ func Open(id Identity) (*Handle, error) {
 	if err == nil && now != id {
 		err = fmt.Errorf("pid %d was used again: %w", id.PID, ErrGone)
 	}
+	if err == nil && ended(fd) { // a zombie still has its name
+		err = fmt.Errorf("pid %d: %w", id.PID, ErrGone)
+	}
 	if err != nil {
 		_ = unix.Close(fd)
 		return nil, err
@@ -139,9 +142,7 @@ func (h *Handle) wait(conn syscall.RawConn) {
 	defer close(h.quit)
 	dead := false
 	_ = conn.Read(func(fd uintptr) bool {
-		fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		n, err := unix.Poll(fds, 0)
-		dead = err == nil && n > 0
+		dead = ended(int(fd))
 		return dead
 	})
 	if !dead {
@@ -151,6 +152,13 @@ func (h *Handle) wait(conn syscall.RawConn) {
 		h.reap()
 	}
 	close(h.done)
+}
+
+// ended reports whether the process of a pidfd has ended.
+func ended(fd int) bool {
+	fds := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n > 0
 }
 
 // Identity returns the name of the process.

@@ -47,6 +47,9 @@ func TestHandleSeesDeathOfOther(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitDone(t, h)
+	if _, err := Open(id); !errors.Is(err, ErrGone) {
+		t.Fatalf("open of a zombie: %v", err)
+	}
 	_ = cmd.Wait()
 	if err := h.Signal(unix.SIGKILL); !errors.Is(err, ErrGone) {
 		t.Fatalf("signal after death: %v", err)
