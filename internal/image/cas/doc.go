@@ -4,7 +4,6 @@
 // Layout of a cache directory:
 //
 //	format               version of this layout; a newer one is refused
-//	lock                 held shared by every open Store, exclusively by Prune
 //	blobs/sha256/<hex>   content, mode 0444; only ever created by rename and removed by unlink, never written
 //	records/<kind>/<key> JSON, committed after every blob it names
 //	locks/<kind>-<key>   held exclusively by whoever builds that record
@@ -18,5 +17,7 @@
 // their owner.
 //
 // Failures: a blob that is missing or has the wrong size makes its record invalid, which Obtain repairs by building
-// again. Verify compares whole contents. Callers cancel by context; nothing is committed after that.
+// again; the old content stays where it is until then. Verify compares whole contents. Nothing is removed that was
+// ever valid, because sandboxes use layers by path: a cache is emptied by removing the directory while nothing runs.
+// Callers cancel by context; nothing is committed after that.
 package cas

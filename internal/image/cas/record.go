@@ -121,19 +121,3 @@ func (s *Store) put(kind, key string, r Record) error {
 	}
 	return s.commit(path, append(data, '\n'))
 }
-
-// Keys lists the committed records of a kind, in order of name.
-func (s *Store) Keys(kind string) ([]string, error) {
-	entries, err := os.ReadDir(filepath.Join(s.root, "records", kind))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var keys []string
-	for _, e := range entries {
-		keys = append(keys, e.Name())
-	}
-	return keys, nil
-}

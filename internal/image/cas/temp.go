@@ -54,8 +54,8 @@ func (t *Temp) Close() error {
 	return err
 }
 
-// sweep removes the work folders whose owners have died. It returns how many.
-func (s *Store) sweep() (int, error) {
+// Sweep removes the work folders whose owners have died, as Open does. It returns how many.
+func (s *Store) Sweep() (int, error) {
 	dir := filepath.Join(s.root, "tmp")
 	entries, err := os.ReadDir(dir)
 	if err != nil {
