@@ -1,0 +1,549 @@
+package control
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/space-sandbox/space/internal/auth"
+	"github.com/space-sandbox/space/internal/gen/space/agent/v1/agentv1connect"
+	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
+	"github.com/space-sandbox/space/internal/gen/space/node/v1/nodev1connect"
+	"github.com/space-sandbox/space/internal/sandbox"
+	"github.com/space-sandbox/space/internal/store"
+	"github.com/space-sandbox/space/internal/store/sqlite"
+)
+
+const patience = 20 * time.Second
+
+// testClock runs with the real clock from an offset that tests move; long pauses become short, but for those listed.
+type testClock struct {
+	mu     sync.Mutex
+	offset time.Duration
+	exact  map[time.Duration]bool
+}
+
+func (c *testClock) Now() time.Time {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return time.Now().Add(c.offset)
+}
+
+func (c *testClock) add(d time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.offset += d
+}
+
+func (c *testClock) After(d time.Duration) <-chan time.Time {
+	if d > 20*time.Millisecond && !c.exact[d] {
+		d = 20 * time.Millisecond
+	}
+	return time.After(d)
+}
+
+// faultyStore fails updates on demand, before or after they were committed.
+type faultyStore struct {
+	store.Store
+	mu   sync.Mutex
+	fail func() error
+}
+
+func (f *faultyStore) setFail(fail func() error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.fail = fail
+}
+
+func (f *faultyStore) Update(ctx context.Context, fn func(store.Tx) error) error {
+	f.mu.Lock()
+	fail := f.fail
+	f.mu.Unlock()
+	if fail != nil {
+		if err := fail(); err != nil {
+			return err
+		}
+	}
+	return f.Store.Update(ctx, fn)
+}
+
+// errAnswered tells that a hook has sent the whole answer.
+var errAnswered = errors.New("answered")
+
+// fakeNode is a node behind real Connect handlers. Its hooks run without its lock.
+type fakeNode struct {
+	nodev1connect.UnimplementedNodeServiceHandler
+	url string
+
+	mu        sync.Mutex
+	info      *nodev1.GetNodeResponse
+	templates []*nodev1.Template
+	sandboxes map[string]*nodev1.SandboxStatus
+	watchers  map[chan *nodev1.SandboxStatus]struct{}
+	down      bool
+	cut       chan struct{} // closed to cut the watches
+	creates   []*nodev1.CreateSandboxRequest
+	deletes   []*nodev1.DeleteSandboxRequest
+	onCreate  func(context.Context, *nodev1.CreateSandboxRequest, *connect.ServerStream[nodev1.CreateSandboxResponse]) error
+	onDelete  func(context.Context, *nodev1.DeleteSandboxRequest) error
+	processes fakeProcesses
+}
+
+func newFakeNode(t *testing.T) *fakeNode {
+	t.Helper()
+	n := &fakeNode{
+		info: &nodev1.GetNodeResponse{Name: "n1", Environment: "E1", Vmm: "qemu", VmmVersion: "7.2", Acceleration: "tcg",
+			AccelerationReason: "no /dev/kvm", MemoryTotalMib: 1 << 20, Ready: true},
+		templates: []*nodev1.Template{{Name: "base", Tag: "1", Digest: "sha256:aa", State: nodev1.TemplateState_TEMPLATE_STATE_READY,
+			Defaults: &nodev1.Resources{Vcpu: 1, MemoryMib: 512, DiskMib: 1024}}},
+		sandboxes: map[string]*nodev1.SandboxStatus{},
+		watchers:  map[chan *nodev1.SandboxStatus]struct{}{},
+		cut:       make(chan struct{}),
+	}
+	n.processes.byID = map[string]*nodev1.Process{}
+	mux := http.NewServeMux()
+	mux.Handle(nodev1connect.NewNodeServiceHandler(n))
+	mux.Handle(nodev1connect.NewSandboxServiceHandler(&n.processes))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n.mu.Lock()
+		down := n.down
+		n.mu.Unlock()
+		if down {
+			http.Error(w, "gone", http.StatusBadGateway)
+			return
+		}
+		mux.ServeHTTP(w, r)
+	}))
+	t.Cleanup(func() {
+		server.CloseClientConnections()
+		server.Close()
+	})
+	n.url = server.URL
+	return n
+}
+
+func (n *fakeNode) with(fn func()) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	fn()
+}
+
+func (n *fakeNode) setDown(down bool) {
+	n.with(func() {
+		n.down = down
+		if down {
+			close(n.cut)
+			n.cut = make(chan struct{})
+		}
+	})
+}
+
+// put changes a sandbox and tells the watchers.
+func (n *fakeNode) put(st *nodev1.SandboxStatus) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if st.State == nodev1.SandboxState_SANDBOX_STATE_GONE {
+		delete(n.sandboxes, st.SandboxId)
+	} else {
+		n.sandboxes[st.SandboxId] = st
+	}
+	for w := range n.watchers {
+		select {
+		case w <- proto.Clone(st).(*nodev1.SandboxStatus):
+		default:
+		}
+	}
+}
+
+func (n *fakeNode) has(id sandbox.ID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.sandboxes[string(id)] != nil
+}
+
+func (n *fakeNode) counts() (creates, deletes int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return len(n.creates), len(n.deletes)
+}
+
+func (n *fakeNode) GetNode(context.Context, *connect.Request[nodev1.GetNodeRequest]) (*connect.Response[nodev1.GetNodeResponse], error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return connect.NewResponse(proto.Clone(n.info).(*nodev1.GetNodeResponse)), nil
+}
+
+func (n *fakeNode) ListTemplates(context.Context, *connect.Request[nodev1.ListTemplatesRequest]) (*connect.Response[nodev1.ListTemplatesResponse], error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	res := &nodev1.ListTemplatesResponse{Templates: n.templates}
+	return connect.NewResponse(proto.Clone(res).(*nodev1.ListTemplatesResponse)), nil
+}
+
+func (n *fakeNode) ListSandboxes(context.Context, *connect.Request[nodev1.ListSandboxesRequest]) (*connect.Response[nodev1.ListSandboxesResponse], error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	res := &nodev1.ListSandboxesResponse{}
+	for _, st := range n.sandboxes {
+		res.Sandboxes = append(res.Sandboxes, proto.Clone(st).(*nodev1.SandboxStatus))
+	}
+	return connect.NewResponse(res), nil
+}
+
+func (n *fakeNode) WatchSandboxes(ctx context.Context, _ *connect.Request[nodev1.WatchSandboxesRequest], out *connect.ServerStream[nodev1.WatchSandboxesResponse]) error {
+	changes := make(chan *nodev1.SandboxStatus, 1000)
+	var first []*nodev1.SandboxStatus
+	var cut chan struct{}
+	n.with(func() {
+		for _, st := range n.sandboxes {
+			first = append(first, proto.Clone(st).(*nodev1.SandboxStatus))
+		}
+		n.watchers[changes], cut = struct{}{}, n.cut
+	})
+	defer n.with(func() { delete(n.watchers, changes) })
+	for _, st := range append(first, nil) {
+		if err := out.Send(&nodev1.WatchSandboxesResponse{Sandbox: st}); err != nil {
+			return err
+		}
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-cut:
+			return connect.NewError(connect.CodeUnavailable, nil)
+		case st := <-changes:
+			if err := out.Send(&nodev1.WatchSandboxesResponse{Sandbox: st}); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (n *fakeNode) CreateSandbox(ctx context.Context, req *connect.Request[nodev1.CreateSandboxRequest], out *connect.ServerStream[nodev1.CreateSandboxResponse]) error {
+	var hook func(context.Context, *nodev1.CreateSandboxRequest, *connect.ServerStream[nodev1.CreateSandboxResponse]) error
+	n.with(func() {
+		n.creates = append(n.creates, req.Msg)
+		hook = n.onCreate
+	})
+	if hook != nil {
+		if err := hook(ctx, req.Msg, out); errors.Is(err, errAnswered) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+	st := &nodev1.SandboxStatus{SandboxId: req.Msg.SandboxId, Generation: req.Msg.Generation,
+		State: nodev1.SandboxState_SANDBOX_STATE_RUNNING, Environment: "E1", VmmVersion: "7.2.1", Kernel: "6.1", Acceleration: "tcg",
+		Timings: []*nodev1.Timing{{Phase: "resume", Ms: 4.5}}}
+	n.put(st)
+	return out.Send(&nodev1.CreateSandboxResponse{Kind: &nodev1.CreateSandboxResponse_Status{Status: st}})
+}
+
+func (n *fakeNode) DeleteSandbox(ctx context.Context, req *connect.Request[nodev1.DeleteSandboxRequest]) (*connect.Response[nodev1.DeleteSandboxResponse], error) {
+	var hook func(context.Context, *nodev1.DeleteSandboxRequest) error
+	n.with(func() {
+		n.deletes = append(n.deletes, req.Msg)
+		hook = n.onDelete
+	})
+	if hook != nil {
+		if err := hook(ctx, req.Msg); err != nil {
+			return nil, err
+		}
+	}
+	n.put(&nodev1.SandboxStatus{SandboxId: req.Msg.SandboxId, Generation: req.Msg.Generation, State: nodev1.SandboxState_SANDBOX_STATE_GONE})
+	return connect.NewResponse(&nodev1.DeleteSandboxResponse{}), nil
+}
+
+// fakeProcesses are the processes of all sandboxes.
+type fakeProcesses struct {
+	nodev1connect.UnimplementedSandboxServiceHandler
+	mu      sync.Mutex
+	byID    map[string]*nodev1.Process // by sandbox and process
+	calls   int
+	onStart func(*nodev1.CreateProcessRequest) error
+	after   func(*nodev1.CreateProcessRequest) error // the answer is lost
+}
+
+func (f *fakeProcesses) set(onStart, after func(*nodev1.CreateProcessRequest) error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.onStart, f.after = onStart, after
+}
+
+func (f *fakeProcesses) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return len(f.byID)
+}
+
+func (f *fakeProcesses) CreateProcess(_ context.Context, req *connect.Request[nodev1.CreateProcessRequest]) (*connect.Response[nodev1.CreateProcessResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls++
+	if f.onStart != nil {
+		if err := f.onStart(req.Msg); err != nil {
+			return nil, err
+		}
+	}
+	key := req.Header().Get("Space-Sandbox-Id") + "/" + req.Msg.ProcessId
+	if f.byID[key] == nil {
+		f.byID[key] = &nodev1.Process{ProcessId: req.Msg.ProcessId, Spec: req.Msg.Spec, CreatedAt: timestamppb.Now()}
+	}
+	if f.after != nil {
+		if err := f.after(req.Msg); err != nil {
+			return nil, err
+		}
+	}
+	return connect.NewResponse(&nodev1.CreateProcessResponse{Process: f.byID[key]}), nil
+}
+
+func (f *fakeProcesses) GetProcess(_ context.Context, req *connect.Request[nodev1.GetProcessRequest]) (*connect.Response[nodev1.GetProcessResponse], error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	proc := f.byID[req.Header().Get("Space-Sandbox-Id")+"/"+req.Msg.ProcessId]
+	if proc == nil {
+		return nil, connect.NewError(connect.CodeNotFound, nil)
+	}
+	return connect.NewResponse(&nodev1.GetProcessResponse{Process: proc}), nil
+}
+
+// client is a Node that talks to a fakeNode.
+type client struct {
+	nodev1connect.NodeServiceClient
+	url string
+}
+
+func (c client) Sandbox(id sandbox.ID) (nodev1connect.SandboxServiceClient, agentv1connect.FileServiceClient) {
+	header := connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+		return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+			req.Header().Set("Space-Sandbox-Id", string(id))
+			return next(ctx, req)
+		}
+	}))
+	return nodev1connect.NewSandboxServiceClient(http.DefaultClient, c.url, header),
+		agentv1connect.NewFileServiceClient(http.DefaultClient, c.url, header)
+}
+
+// env is a Plane on a real store and a fake node.
+type env struct {
+	*Plane
+	t     *testing.T
+	st    *faultyStore
+	node  *fakeNode
+	clock *testClock
+	cfg   Config
+	admin *auth.Principal
+	stop  func()
+}
+
+const admission = 3001 * time.Millisecond
+
+func newEnv(t *testing.T, change ...func(*Config)) *env {
+	t.Helper()
+	db, err := sqlite.Open(t.Context(), filepath.Join(t.TempDir(), "space.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	e := &env{t: t, st: &faultyStore{Store: db}, node: newFakeNode(t), stop: func() {}}
+	e.clock = &testClock{exact: map[time.Duration]bool{admission: true}}
+	e.cfg = Config{Store: e.st, NodeName: "n1", Clock: e.clock, Logger: slog.New(slog.DiscardHandler), AdmissionWait: time.Millisecond}
+	e.cfg.Nodes = map[string]Node{"n1": client{nodev1connect.NewNodeServiceClient(http.DefaultClient, e.node.url), e.node.url}}
+	for _, c := range change {
+		c(&e.cfg)
+	}
+	e.admin = e.principal(sandbox.AllScopes()...)
+	e.start()
+	t.Cleanup(func() { e.stop() })
+	return e
+}
+
+// start makes a Plane and runs it.
+func (e *env) start() {
+	e.t.Helper()
+	p, err := New(e.cfg)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		p.Run(ctx)
+	}()
+	e.Plane = p
+	e.stop = func() {
+		e.stop = func() {}
+		cancel()
+		<-done
+		if err := p.Close(); err != nil {
+			e.t.Errorf("close: %v", err)
+		}
+	}
+}
+
+// restart ends the Plane wherever it is and starts another on the same store.
+func (e *env) restart() {
+	e.t.Helper()
+	e.stop()
+	e.start()
+}
+
+// principal stores a key and returns who it stands for.
+func (e *env) principal(scopes ...string) *auth.Principal {
+	e.t.Helper()
+	_, pr := e.key(func(k *sandbox.APIKey) { k.Scopes = scopes })
+	return pr
+}
+
+func (e *env) key(change func(*sandbox.APIKey)) (string, *auth.Principal) {
+	e.t.Helper()
+	secret := auth.NewSecret()
+	key := &sandbox.APIKey{ID: sandbox.NewKeyID(), ProjectID: auth.DefaultProject, Hash: auth.Hash(secret),
+		Scopes: sandbox.AllScopes(), CreatedAt: e.clock.Now().UTC()}
+	change(key)
+	e.tx(func(ctx context.Context, tx store.Tx) error { return tx.InsertKey(ctx, key) })
+	return secret, auth.PrincipalOf(key)
+}
+
+// tx changes the store behind the Plane's back; faults do not apply.
+func (e *env) tx(fn func(context.Context, store.Tx) error) {
+	e.t.Helper()
+	ctx := e.t.Context()
+	if err := e.st.Store.Update(ctx, func(tx store.Tx) error { return fn(ctx, tx) }); err != nil {
+		e.t.Fatal(err)
+	}
+}
+
+// record reads a sandbox as stored, tombstones included.
+func (e *env) record(id sandbox.ID) (s *sandbox.Sandbox) {
+	e.t.Helper()
+	e.tx(func(ctx context.Context, tx store.Tx) (err error) {
+		s, err = tx.GetSandbox(ctx, id)
+		return err
+	})
+	return s
+}
+
+func (e *env) records() (list []*sandbox.Sandbox) {
+	e.t.Helper()
+	all := []sandbox.State{sandbox.StateCreating, sandbox.StateRunning, sandbox.StateFailed, sandbox.StateDeleting, sandbox.StateDeleted}
+	e.tx(func(ctx context.Context, tx store.Tx) (err error) {
+		list, err = tx.ListSandboxes(ctx, store.SandboxQuery{States: all})
+		return err
+	})
+	return list
+}
+
+// eventually waits until ok holds.
+func (e *env) eventually(what string, ok func() bool) {
+	e.t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(deadline) {
+			e.t.Fatalf("did not happen: %s", what)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+func (e *env) waitState(id sandbox.ID, want sandbox.State) *sandbox.Sandbox {
+	e.t.Helper()
+	e.eventually("sandbox is "+string(want), func() bool { return e.record(id).State == want })
+	return e.record(id)
+}
+
+// wait waits for an operation to end.
+func (e *env) wait(id sandbox.OperationID) *sandbox.Operation {
+	e.t.Helper()
+	op, err := e.GetOperation(e.t.Context(), e.admin, id, patience)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	if !op.State.Ended() {
+		e.t.Fatalf("operation did not end: %+v", op)
+	}
+	return op
+}
+
+func (e *env) create(change ...func(*CreateSandbox)) Accepted {
+	e.t.Helper()
+	req := CreateSandbox{Template: "base"}
+	for _, c := range change {
+		c(&req)
+	}
+	acc, err := e.CreateSandbox(e.t.Context(), e.admin, req, nil)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return acc
+}
+
+// running creates a sandbox and waits until it runs.
+func (e *env) running(change ...func(*CreateSandbox)) *sandbox.Sandbox {
+	e.t.Helper()
+	acc := e.create(change...)
+	if op := e.wait(acc.Operation.ID); op.State != sandbox.OpSucceeded {
+		e.t.Fatalf("create failed: %+v", op.Error)
+	}
+	return e.record(acc.Sandbox.ID)
+}
+
+func (e *env) delete(id sandbox.ID) Accepted {
+	e.t.Helper()
+	acc, err := e.DeleteSandbox(e.t.Context(), e.admin, id, nil)
+	if err != nil {
+		e.t.Fatal(err)
+	}
+	return acc
+}
+
+func (e *env) wantCode(err error, want sandbox.Code) *sandbox.Error {
+	e.t.Helper()
+	if got := sandbox.CodeOf(err); got != want {
+		e.t.Fatalf("error = %v, want %q", err, want)
+	}
+	if err == nil {
+		return nil
+	}
+	return sandbox.AsError(err)
+}
+
+func idem(key, body string) *Idem {
+	return &Idem{Key: key, Scope: "POST /v1/x", BodyHash: sha256.Sum256([]byte(body))}
+}
+
+// blocked is a hook that waits for release, or for the caller to leave.
+func blocked() (entered chan struct{}, release func(), hook func(context.Context) error) {
+	entered, gate := make(chan struct{}, 100), make(chan struct{})
+	return entered, sync.OnceFunc(func() { close(gate) }), func(ctx context.Context) error {
+		entered <- struct{}{}
+		select {
+		case <-gate:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+func (e *env) await(ch <-chan struct{}, what string) {
+	e.t.Helper()
+	select {
+	case <-ch:
+	case <-time.After(patience):
+		e.t.Fatalf("did not happen: %s", what)
+	}
+}
