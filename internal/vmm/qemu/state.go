@@ -14,7 +14,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const maxState = 64 << 20 // device state has a few hundred KiB
+const (
+	maxState   = 64 << 20 // device state has a few hundred KiB
+	stateMagic = "QEVM"
+)
 
 // Continue implements vmm.VM.
 func (m *machine) Continue(ctx context.Context) error {
@@ -88,15 +91,30 @@ func openState(path string) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("device state: %w", err)
 	}
-	info, err := f.Stat()
-	if err == nil && (!info.Mode().IsRegular() || info.Size() > maxState) {
-		err = fmt.Errorf("%w: %s is no regular file of at most %d bytes", vmm.ErrState, path, maxState)
-	}
-	if err != nil {
+	if err := checkState(f); err != nil {
 		f.Close()
 		return nil, err
 	}
 	return f, nil
+}
+
+// checkState refuses what is no state at all. QEMU would wait for ever for the first byte of an empty one.
+func checkState(f *os.File) error {
+	info, err := f.Stat()
+	if err != nil {
+		return fmt.Errorf("device state: %w", err)
+	}
+	if !info.Mode().IsRegular() || info.Size() > maxState {
+		return fmt.Errorf("%w: %s is no regular file of at most %d bytes", vmm.ErrState, f.Name(), maxState)
+	}
+	magic := make([]byte, len(stateMagic))
+	if _, err := f.ReadAt(magic, 0); err != nil && !errors.Is(err, io.EOF) {
+		return fmt.Errorf("device state: %w", err)
+	}
+	if string(magic) != stateMagic {
+		return fmt.Errorf("%w: %s does not begin like a device state", vmm.ErrState, f.Name())
+	}
+	return nil
 }
 
 // load feeds the device state to a machine that waits for it. QEMU reads a pipe: it wants no regular file.
