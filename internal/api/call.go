@@ -198,6 +198,16 @@ func (c *call) number(name string, def int) int {
 	return n
 }
 
+// readJSON reads a small body whole, so that its hash can be compared before anything is done.
+func (c *call) readJSON() (err error) {
+	rc := http.NewResponseController(c)
+	// Servers without deadlines (tests) answer ErrNotSupported; the body is then bounded by its connection.
+	_ = rc.SetReadDeadline(time.Now().Add(readTimeout))
+	c.raw, err = wire.ReadBody(c.r.Body, wire.MaxJSON)
+	_ = rc.SetReadDeadline(time.Time{})
+	return err
+}
+
 // idempotency returns the request's key bound to what is asked; nil if there is none.
 func (c *call) idempotency() (*control.Idem, error) {
 	if c.r.Method == http.MethodGet || c.r.Method == http.MethodHead || c.r.Method == http.MethodPatch {

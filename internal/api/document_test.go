@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/space-sandbox/space/internal/api/apitest"
 )
 
 var update = flag.Bool("update", false, "write api/openapi.yaml anew")
@@ -14,7 +16,7 @@ var update = flag.Bool("update", false, "write api/openapi.yaml anew")
 const golden = "../../api/openapi.yaml"
 
 func TestOpenAPIIsCommitted(t *testing.T) {
-	s, err := New(Config{Service: newFake(), Version: "1"})
+	s, err := New(Config{Service: apitest.New(), Version: "1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +39,7 @@ type object = map[string]any
 
 func rendered(t *testing.T) object {
 	t.Helper()
-	s, err := New(Config{Service: newFake(), Version: "1"})
+	s, err := New(Config{Service: apitest.New(), Version: "1"})
 	if err != nil {
 		t.Fatal(err)
 	}

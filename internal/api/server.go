@@ -210,8 +210,7 @@ func (s *Server) answer(c *call) error {
 		return err
 	}
 	if c.route.body == bodyJSON || c.route.body == bodyNone {
-		// One small body is read whole, so that its hash can be compared before anything is done.
-		if c.raw, err = wire.ReadBody(c.r.Body, wire.MaxJSON); err != nil {
+		if err := c.readJSON(); err != nil {
 			return err
 		}
 	}
