@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
@@ -216,4 +217,44 @@ func (n *Node) sweepWarm() error {
 		errs = append(errs, os.RemoveAll(path))
 	}
 	return errors.Join(errs...)
+}
+
+// sweepObsolete removes snapshots of other templates, guests or accelerations that no shim's disk is based on. A
+// create can ask only for what p holds.
+func (n *Node) sweepObsolete(p *prepared) {
+	dirs, err := filepath.Glob(filepath.Join(n.l.warm(), "*", "*"))
+	if err != nil {
+		n.log.Warn("sweep", "error", err)
+		return
+	}
+	suffix := fmt.Sprintf("-%s-%s", p.caps.Acceleration, shortDigest(p.guest.Digest))
+	current := filepath.Join(n.l.warm(), strings.TrimPrefix(p.tmpl.Digest, "sha256:"))
+	used := n.warmInUse()
+	for _, dir := range dirs {
+		name := strings.TrimSuffix(filepath.Base(dir), ".tmp")
+		if filepath.Dir(dir) == current && strings.HasSuffix(name, suffix) || used[dir] {
+			continue
+		}
+		n.log.Info("sweeping an obsolete snapshot", "folder", dir)
+		if err := os.RemoveAll(dir); err != nil {
+			n.log.Warn("sweep", "error", err)
+			continue
+		}
+		_ = os.Remove(filepath.Dir(dir)) // if it was the last one of its template
+	}
+}
+
+// warmInUse returns the snapshot folders that sandboxes' disks are based on.
+func (n *Node) warmInUse() map[string]bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	used := map[string]bool{}
+	for _, e := range n.sandboxes {
+		if e.ended() && e.shim != nil {
+			for _, path := range e.shim.Spec.WritableBacking {
+				used[filepath.Dir(path)] = true
+			}
+		}
+	}
+	return used
 }

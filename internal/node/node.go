@@ -13,6 +13,7 @@ import (
 	"connectrpc.com/connect"
 
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
+	shimv1 "github.com/space-sandbox/space/internal/gen/space/shim/v1"
 	"github.com/space-sandbox/space/internal/node/cgroup"
 	"github.com/space-sandbox/space/internal/node/shims"
 )
@@ -95,7 +96,7 @@ func (n *Node) Start(ctx context.Context) (err error) {
 		}
 	}()
 	n.cgroups = cgroup.Discover(instance)
-	n.shims = &shims.Manager{Dir: l.shims(), Runtime: l.run, Binary: n.cfg.ShimPath, Cgroups: n.cgroups, Log: n.log}
+	n.shims = &shims.Manager{Dir: l.shims(), Runtime: l.run, Binary: n.cfg.ShimPath, Cgroups: n.cgroups, Log: n.log, Limit: limit}
 	if n.shims.Binary == "" {
 		if n.shims.Binary, err = installShim(n.cfg.DataDir); err != nil {
 			return err
@@ -178,6 +179,17 @@ func (n *Node) StopAll(ctx context.Context) error {
 	}
 	wg.Wait()
 	return errors.Join(errs...)
+}
+
+// Room in a VM's cgroup beside the guest's memory: the VMM, the shim, and page cache that is charged to whoever
+// touched it first and can be taken back at any time.
+const cgroupSlackMiB = 512
+
+// limit is the last line against a VMM or shim that grows beyond what admission counts. Where a controller is
+// missing there is no limit, which GetNode reports.
+func limit(spec *shimv1.LaunchSpec) {
+	r := spec.GetResources()
+	cgroup.Limit(spec.Cgroup, (uint64(r.GetMemoryMib())+cgroupSlackMiB)<<20, r.GetVcpu()+1)
 }
 
 // admit reserves memory, and ends armed VMs if that makes room. It answers at once if there is none.

@@ -88,6 +88,7 @@ func (n *Node) prepareOnce(ctx context.Context) error {
 		return err
 	}
 	n.usePool(ctx, w)
+	n.sweepObsolete(p)
 	n.setPreparing(func(s *preparing) {
 		s.state, s.reason, s.progress, s.warmDone = nodev1.TemplateState_TEMPLATE_STATE_READY, "", nil, true
 	})

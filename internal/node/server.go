@@ -48,8 +48,10 @@ func (s service) GetNode(context.Context, *connect.Request[nodev1.GetNodeRequest
 			out.Isolation = "reduced"
 		}
 	}
-	if gap := n.cgroups.Gap(); gap != "" {
-		out.IsolationGaps = append(append([]string(nil), out.IsolationGaps...), gap)
+	for _, gap := range []string{n.cgroups.Gap(), n.cgroups.LimitGap()} {
+		if gap != "" {
+			out.IsolationGaps = append(append([]string(nil), out.IsolationGaps...), gap)
+		}
 	}
 	return connect.NewResponse(out), nil
 }

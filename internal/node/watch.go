@@ -78,9 +78,24 @@ func pauseCtx(ctx context.Context, d time.Duration) bool {
 
 // watchShim follows a bound shim for as long as the sandbox is on this node.
 func (n *Node) watchShim(e *entry) {
-	st := n.follow(n.ctx, e.shim, func(st *shimv1.StatusResponse) bool { return n.noteStatus(e, st) })
+	var unbound *shimv1.StatusResponse
+	st := n.follow(n.ctx, e.shim, func(st *shimv1.StatusResponse) bool {
+		if st.State == shimv1.ShimState_SHIM_STATE_ARMED {
+			unbound = st
+			return false
+		}
+		return n.noteStatus(e, st)
+	})
+	if unbound != nil {
+		st = &shimv1.StatusResponse{State: unbound.State, Reason: reasonHostLost}
+	}
 	if st == nil {
 		return
+	}
+	if st.State == shimv1.ShimState_SHIM_STATE_ARMED {
+		// Adopted by its record alone, but the node before never got to give it the identity. It must not run as
+		// this sandbox now: the caller of the create was never answered.
+		_ = n.destroyShim(n.ctx, e.shim) // logged there
 	}
 	reason := st.Reason
 	if reason == "" {

@@ -44,7 +44,25 @@ func At(root string) *Tree {
 		_ = os.Remove(root)
 		return &Tree{gap: "the kernel's cgroups cannot be killed at once: " + err.Error()}
 	}
+	// Best effort: a cgroup that holds processes itself cannot hand controllers down.
+	for _, dir := range []string{filepath.Dir(root), root} {
+		for _, c := range []string{"+memory", "+cpu"} {
+			_ = os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte(c), 0o600)
+		}
+	}
 	return &Tree{root: root}
+}
+
+// LimitGap says what keeps memory and CPU limits from being set; empty if they work or there are no groups at all.
+func (t *Tree) LimitGap() string {
+	if t.root == "" {
+		return ""
+	}
+	have, err := os.ReadFile(filepath.Join(t.root, "cgroup.subtree_control"))
+	if err == nil && strings.Contains(string(have), "memory") && strings.Contains(string(have), "cpu") {
+		return ""
+	}
+	return "no cgroup limits: the memory and cpu controllers are not delegated to this service on cgroup v2 (systemd: Delegate=yes)"
 }
 
 // findMount returns where cgroup2 is mounted, from the text of mountinfo. The file system type follows " - ".

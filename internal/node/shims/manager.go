@@ -32,6 +32,8 @@ type Manager struct {
 	Binary  string       // the shim program
 	Cgroups *cgroup.Tree // may be empty
 	Log     *slog.Logger
+	// Limit, if set, limits what the new cgroup of a spec may use, as far as that can be done here.
+	Limit func(spec *shimv1.LaunchSpec)
 }
 
 // pidFile is the content of pid.json: what an adopting node needs to find the processes again.
@@ -113,6 +115,9 @@ func (m *Manager) start(spec *shimv1.LaunchSpec, dir string, memory *os.File) (*
 	cmd.Dir = dir
 	cmd.Stdout, cmd.Stderr = logFile, logFile
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, PidFD: &pidfd}
+	if spec.Cgroup != "" && m.Limit != nil {
+		m.Limit(spec)
+	}
 	if memory != nil {
 		cmd.ExtraFiles = []*os.File{memory}
 	}
