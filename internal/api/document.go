@@ -76,7 +76,7 @@ func securitySchemes() map[string]*huma.SecurityScheme {
 // documentDetails describes the types of other packages, which carry no documentation tags.
 func (s *Server) documentDetails() {
 	text := map[string]map[string]string{
-		"Details": {
+		"ErrorDetails": {
 			"cause": "What is behind the error, as one word.", "remediation": "What to do next.",
 			"violations": "What is wrong with the request, field by field.", "required_scope": "Scope that the API key lacks.",
 			"state": "State that the sandbox is in.", "allowed_from": "States that the call is allowed from.",

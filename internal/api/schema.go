@@ -31,8 +31,20 @@ func (s *schemas) add(v any) *huma.Schema {
 	return s.registry.Schema(reflect.TypeOf(v), true, "")
 }
 
+// schemaName names the types of other packages by what they are to a client.
+func schemaName(t reflect.Type, hint string) string {
+	switch name := huma.DefaultSchemaNamer(t, hint); name {
+	case "Envelope":
+		return "Error"
+	case "Details":
+		return "ErrorDetails"
+	default:
+		return name
+	}
+}
+
 func newSchemas() *schemas {
-	return &schemas{registry: huma.NewMapRegistry(schemaPrefix, huma.DefaultSchemaNamer), patterns: map[string]*regexp.Regexp{}}
+	return &schemas{registry: huma.NewMapRegistry(schemaPrefix, schemaName), patterns: map[string]*regexp.Regexp{}}
 }
 
 // finish makes the schemas say what the API does: lists are never null, pointers without omitempty can be, structs

@@ -83,7 +83,7 @@ func (f *follower) run() error {
 		}
 		if lostSince.IsZero() {
 			lostSince = time.Now()
-		} else if time.Since(lostSince) > f.s.cfg.LostAfter {
+		} else if time.Since(lostSince) > f.patience() {
 			return f.giveUp(err)
 		}
 		if err := f.pause(wait); err != nil {
@@ -102,11 +102,20 @@ func (f *follower) final(err error) bool {
 		return true
 	case sandbox.CodeConflict:
 		return !e.Retryable
-	default:
-		// Before the first byte an error can be answered as one; the client knows best whether to ask again.
-		return !f.out.begun
 	}
+	return false
 }
+
+// patience is how long a lost guest is asked for again. A client that has got nothing yet is better off with an error
+// it can act on than with a long silence.
+func (f *follower) patience() time.Duration {
+	if !f.out.begun {
+		return min(f.s.cfg.LostAfter, earlyPatience)
+	}
+	return f.s.cfg.LostAfter
+}
+
+const earlyPatience = 3 * time.Second
 
 // giveUp says why the stream ends. Before its first byte that is the error's own answer.
 func (f *follower) giveUp(err error) error {
