@@ -252,7 +252,9 @@ func (c *creation) bind(ctx context.Context, p *prepared) error {
 		return connect.NewError(connect.CodeUnavailable, fmt.Errorf("shim is %v after bind: %s", st.State, st.Reason))
 	}
 	c.mark("bind")
-	c.timings = append(c.timings, st.Timings...)
+	for _, t := range st.Timings { // what the shim measured of the phases above
+		c.timings = append(c.timings, &nodev1.Timing{Phase: "shim_" + t.Phase, Ms: t.Ms})
+	}
 	if st.Kernel != "" {
 		rec.Kernel = st.Kernel
 	}

@@ -7,7 +7,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -80,7 +82,7 @@ func newReal(t *testing.T) *real {
 	t.Cleanup(func() { _ = cache.Close() })
 	agent := build(t, bin, "space-agent")
 	r := &real{t: t}
-	r.cfg = node.Config{DataDir: t.TempDir(), RuntimeDir: run, ShimPath: build(t, bin, "space-shim"), PoolSize: 1,
+	r.cfg = node.Config{DataDir: t.TempDir(), RuntimeDir: run, ShimPath: build(t, bin, "space-shim"), PoolSize: 1, VMMUIDBase: 200000,
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))}
 	r.deps = Deps(cache, qemu.New(), func() ([]byte, error) { return os.ReadFile(agent) })
 	t.Cleanup(func() {
@@ -231,6 +233,7 @@ func TestMicroVM(t *testing.T) {
 	}
 	r.waitReady()
 
+	r.waitArmed()
 	other := r.create()
 	if out, _ := r.run(other, "/bin/cat", "/tmp/x"); strings.Contains(out, "content") {
 		t.Error("a file of another sandbox is seen")
@@ -240,6 +243,7 @@ func TestMicroVM(t *testing.T) {
 			if err := unix.Kill(u.VMMPID, unix.SIGSTOP); err != nil {
 				t.Fatal(err)
 			}
+			r.ownUser(u.VMMPID)
 		}
 	}
 	r.delete(other)
@@ -252,6 +256,36 @@ func TestMicroVM(t *testing.T) {
 			}
 		}
 	}
+}
+
+// ownUser checks that a VMM does not run as root, nor as whoever runs the node.
+func (r *real) ownUser(pid int) {
+	r.t.Helper()
+	if os.Getuid() != 0 {
+		return
+	}
+	info, err := os.Stat(filepath.Join("/proc", strconv.Itoa(pid)))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	if uid := info.Sys().(*syscall.Stat_t).Uid; uid < 200000 {
+		r.t.Errorf("the VMM runs as uid %d", uid)
+	}
+}
+
+func (r *real) waitArmed() {
+	r.t.Helper()
+	for begin := time.Now(); time.Since(begin) < time.Minute; time.Sleep(20 * time.Millisecond) {
+		resp, err := r.client.GetNode(r.t.Context(), connect.NewRequest(&nodev1.GetNodeRequest{}))
+		if err != nil {
+			r.t.Fatal(err)
+		}
+		if resp.Msg.Armed > 0 {
+			r.t.Logf("node: %v", resp.Msg)
+			return
+		}
+	}
+	r.t.Fatal("no armed VM in time")
 }
 
 // armed reports whether a shim folder belongs to a VM of the pool: it names no sandbox.

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -222,9 +223,20 @@ func (m *Manager) findPIDs(dir string) (pidFile, error) {
 }
 
 // logTail returns the end of a shim's log, for error texts.
-func logTail(dir string) string {
-	const limit = 2048
-	f, err := os.Open(filepath.Join(dir, "log"))
+func logTail(dir string) string { return tail(filepath.Join(dir, "log"), 2048) }
+
+// consoleTail returns the end of what a guest wrote to its console. The guest wrote it: it is for the errors of
+// captures, whose guests run nothing of a tenant.
+func consoleTail(dir string) string {
+	text := tail(filepath.Join(dir, "vm", "console.log"), 1024)
+	if text == "" {
+		return ""
+	}
+	return "; console: " + strconv.QuoteToASCII(text)
+}
+
+func tail(path string, limit int64) string {
+	f, err := os.Open(path)
 	if err != nil {
 		return ""
 	}

@@ -127,7 +127,7 @@ func (s *Shim) WaitExit(ctx context.Context) error {
 	if s.exit.Load() == 0 {
 		return nil
 	}
-	return s.died()
+	return fmt.Errorf("%w%s", s.died(), consoleTail(s.Dir))
 }
 
 // WaitState waits until the shim has reached want. It fails as soon as that cannot happen any more.
