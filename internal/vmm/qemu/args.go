@@ -54,10 +54,14 @@ func commonArguments(filter bool) []string {
 	return args
 }
 
-func bootArguments(cfg vmm.Config, src vmm.BootSource) []string {
+// bootArguments are those of a cold boot. tscKHz is the rate of the host's time-stamp counter, 0 if unknown.
+func bootArguments(cfg vmm.Config, src vmm.BootSource, tscKHz uint64) []string {
 	cmdline := "console=ttyS0 reboot=t panic=-1"
 	if cfg.Acceleration == vmm.TCG {
 		cmdline += " tsc=reliable" // else two or more emulated CPUs make the kernel lose seconds
+		if tscKHz != 0 {
+			cmdline += " tsc_early_khz=" + strconv.FormatUint(tscKHz, 10) // else a busy host makes it hang
+		}
 	}
 	if src.Cmdline != "" {
 		cmdline += " " + src.Cmdline

@@ -52,6 +52,10 @@ func (d *Driver) boot(ctx context.Context, cfg vmm.Config, src vmm.BootSource) (
 	if err := src.MemoryFile.Truncate(int64(cfg.MemoryMiB) << 20); err != nil {
 		return nil, fmt.Errorf("size memory file: %w", err)
 	}
+	var tsc uint64
+	if cfg.Acceleration == vmm.TCG {
+		tsc = hostTSC(ctx)
+	}
 	giveBack, err := lend(src.MemoryFile, cfg)
 	if err != nil {
 		return nil, err
@@ -59,7 +63,7 @@ func (d *Driver) boot(ctx context.Context, cfg vmm.Config, src vmm.BootSource) (
 	l := launch{
 		cfg: cfg, memory: src.MemoryFile, release: giveBack,
 		readOnly: []string{src.Kernel, src.Initrd},
-		args:     append(arguments(cfg, memoryObject(cfg.MemoryMiB, sharedMemory)), bootArguments(cfg, src)...),
+		args:     append(arguments(cfg, memoryObject(cfg.MemoryMiB, sharedMemory)), bootArguments(cfg, src, tsc)...),
 	}
 	return d.start(ctx, l)
 }

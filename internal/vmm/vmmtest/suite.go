@@ -16,7 +16,7 @@ import (
 // Sizes of what the suite uses.
 const (
 	memoryMiB  = 192
-	guestLimit = 30 * time.Second // for a guest to boot and answer, on a busy machine without KVM
+	guestLimit = 60 * time.Second // for a guest to boot and answer, on a busy machine without KVM
 	callLimit  = 20 * time.Second
 )
 
