@@ -258,13 +258,13 @@ func (s *server) Bind(ctx context.Context, req *connect.Request[shimv1.BindReque
 	m := s.armed
 	s.mu.Unlock()
 	// The identity is given or the VM destroyed, whether the caller waits or not.
-	j, err := s.bind(s.life, m, req.Msg)
+	j, err := s.bind(s.life, m, req.Msg) //nolint:contextcheck // see above
 	if err != nil {
 		err = errors.Join(err, m.close())
 		s.fail("bind_failed", err)
 		return nil, connect.NewError(connect.CodeUnavailable, errors.New("bind failed: "+clean(err.Error())))
 	}
-	s.serve(m, j, req.Msg)
+	s.serve(m, j, req.Msg) //nolint:contextcheck // the sandbox outlives the call
 	st, _ := s.status.get()
 	return connect.NewResponse(&shimv1.BindResponse{Status: st}), nil
 }
@@ -300,7 +300,7 @@ func (s *server) Shutdown(ctx context.Context, req *connect.Request[shimv1.Shutd
 		if r := clean(req.Msg.GetReason()); r != "" && s.status.state() != shimv1.ShimState_SHIM_STATE_FAILED {
 			s.reason = r
 		}
-		go s.shutDown(done)
+		go s.shutDown(done) //nolint:contextcheck // goes on although the caller leaves
 	}
 	s.mu.Unlock()
 	select {

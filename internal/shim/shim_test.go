@@ -30,7 +30,7 @@ import (
 
 const (
 	testToken    = "shim-token-of-this-test"
-	captureToken = "token-of-the-snapshot"
+	captureToken = "00112233445566778899aabbccddeeff"
 )
 
 // rig is a shim with a fake VM, and clients of it.
