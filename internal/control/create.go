@@ -64,6 +64,7 @@ func (p *Plane) CreateSandbox(ctx context.Context, pr *auth.Principal, req Creat
 	case <-ended:
 		return p.admitted(ctx, pr, acc, idem)
 	default:
+		p.ops.overlay(acc.Operation)
 		return acc, nil
 	}
 }

@@ -13,7 +13,7 @@
 // # Concurrency
 //
 // One goroutine per sandbox with work to do, at most Config.MaxParallel creates and as many deletes at a time; one
-// watch per node; one loop each for reconciliation, timers and cleaning. All belong to the Plane and end in Close.
+// watch and one sweep per node; one loop each for reconciliation, timers, keys, activity and cleaning. All belong to the Plane and end in Close.
 // No lock is held across a call to a node, a guest or the store; every such call has a deadline.
 //
 // # Failures

@@ -510,15 +510,16 @@ func (e *env) delete(id sandbox.ID) Accepted {
 	return acc
 }
 
-func (e *env) wantCode(err error, want sandbox.Code) *sandbox.Error {
+// wantCode checks the code of an error and returns the error for more checks.
+func (e *env) wantCode(err error, want sandbox.Code) sandbox.Error {
 	e.t.Helper()
 	if got := sandbox.CodeOf(err); got != want {
 		e.t.Fatalf("error = %v, want %q", err, want)
 	}
 	if err == nil {
-		return nil
+		return sandbox.Error{}
 	}
-	return sandbox.AsError(err)
+	return *sandbox.AsError(err)
 }
 
 func idem(key, body string) *Idem {

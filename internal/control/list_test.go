@@ -229,7 +229,7 @@ func TestGuestErrorOfFiles(t *testing.T) {
 				t.Errorf("violations %+v", e.Details.Violations)
 			}
 			var inner *connect.Error
-			if !errors.As(e, &inner) {
+			if !errors.As(&e, &inner) {
 				t.Error("the cause is lost")
 			}
 		})

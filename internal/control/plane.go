@@ -143,6 +143,8 @@ func (p *Plane) Run(ctx context.Context) {
 	defer wg.Wait()
 	for name, node := range p.cfg.Nodes {
 		wg.Go(func() { p.watch(ctx, name, node) })
+		sweep := func(ctx context.Context) error { return p.sweep(ctx, name, node) }
+		wg.Go(func() { p.every(ctx, p.cfg.ReconcileEvery, "sweep of node "+name, sweep) })
 	}
 	wg.Go(func() { p.every(ctx, p.cfg.ReconcileEvery, "reconcile", p.reconcile) })
 	wg.Go(func() { p.every(ctx, time.Second, "timers", p.expire) })

@@ -14,15 +14,10 @@ import (
 	"github.com/space-sandbox/space/internal/store"
 )
 
-// reconcile is one round of the backstop: whatever should be under way and is not, is started again.
+// reconcile is one round of the backstop: whatever should be under way and is not, is started again. It asks no node,
+// so that none can hold it up; each node has a sweep of its own.
 func (p *Plane) reconcile(ctx context.Context) error {
-	errs := []error{p.resume(ctx), p.loadTimers(ctx)}
-	for name, node := range p.cfg.Nodes {
-		if err := p.sweep(ctx, name, node); err != nil {
-			errs = append(errs, fmt.Errorf("node %s: %w", name, err))
-		}
-	}
-	return errors.Join(errs...)
+	return errors.Join(p.resume(ctx), p.loadTimers(ctx))
 }
 
 // resume pokes the worker of every open operation, and ends those that are no longer their sandbox's own.

@@ -221,7 +221,7 @@ func TestReady(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e.node.with(change)
 			err := e.Ready(t.Context())
-			if got := (&env{t: t}).wantCode(err, sandbox.CodeServiceUnavailable); got == nil || !strings.Contains(got.Message, "says why") {
+			if got := (&env{t: t}).wantCode(err, sandbox.CodeServiceUnavailable); !strings.Contains(got.Message, "says why") {
 				t.Errorf("error %v", err)
 			}
 			e.node.with(func() {
