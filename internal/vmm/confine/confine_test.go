@@ -276,6 +276,33 @@ func TestGaps(t *testing.T) {
 	}
 }
 
+// A device that only root may open on the host, as /dev/kvm often is, can be given to the program.
+func TestDevices(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can give devices away")
+	}
+	w := newWorld(t)
+	device := filepath.Join(t.TempDir(), "zero")
+	if err := unix.Mknod(device, unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))); err != nil {
+		t.Fatal(err)
+	}
+	for _, given := range []bool{true, false} {
+		c := w.command
+		if given {
+			c.Devices = []string{device}
+		}
+		var results map[string]string
+		run(t, c, &results, "device", device)
+		if got := results["open device"] == "ok"; got != given {
+			t.Errorf("given %v: %s", given, results["open device"])
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(device, &st); err != nil || st.Uid != 0 || st.Mode&0o777 != 0o600 {
+		t.Errorf("the host's node has changed: %+v, %v", st, err)
+	}
+}
+
 func TestIdentityAndEnvironment(t *testing.T) {
 	for _, level := range []struct {
 		name                     string

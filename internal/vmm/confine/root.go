@@ -22,6 +22,10 @@ type bind struct {
 	link string // instead of a mount: a symbolic link with this target
 	dir  bool
 	fd   int // a detached copy of the mount
+	// node is the number of a device that the user may not open on the host, as /dev/kvm often is; it gets a node of
+	// its own instead of a mount. 0: none.
+	node  uint64
+	owner uint32
 }
 
 // buildRoot replaces the root by one that holds only what the spec names. The caller is in a mount namespace of its
@@ -40,7 +44,7 @@ func (s *spec) buildRoot() error {
 			return err
 		}
 	}
-	if err := unix.Mount("tmpfs", s.Dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m"); err != nil {
+	if err := unix.Mount("tmpfs", s.Dir, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=1m"); err != nil {
 		return fmt.Errorf("%w: mount root: %w", errNamespaces, err)
 	}
 	for i := range binds {
@@ -83,11 +87,15 @@ func (s *spec) binds() ([]bind, error) {
 			if covered(list, p, g.attr) {
 				continue
 			}
-			resolved, err := os.Stat(p) // files the caller names may be links; what they point to is bound
-			if err != nil {
-				return nil, err
+			var st unix.Stat_t // files the caller names may be links; what they point to is bound
+			if err := unix.Stat(p, &st); err != nil {
+				return nil, fmt.Errorf("%s: %w", p, err)
 			}
-			list = append(list, bind{path: filepath.Clean(p), attr: g.attr, dir: resolved.IsDir(), fd: -1})
+			b := bind{path: filepath.Clean(p), attr: g.attr, dir: st.Mode&unix.S_IFMT == unix.S_IFDIR, fd: -1}
+			if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Mode&0o006 != 0o006 && s.UID != 0 {
+				b.node, b.owner = st.Rdev, s.UID
+			}
+			list = append(list, b)
 		}
 	}
 	return list, nil
@@ -119,7 +127,7 @@ func covered(list []bind, path string, attr uint64) bool {
 
 // detach takes a copy of the mount with the bind's attributes.
 func (b *bind) detach() error {
-	if b.link != "" {
+	if b.link != "" || b.node != 0 {
 		return nil
 	}
 	flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC)
@@ -147,6 +155,12 @@ func (b *bind) attach(root string) error {
 	}
 	if b.link != "" {
 		return os.Symlink(b.link, target)
+	}
+	if b.node != 0 {
+		if err := unix.Mknod(target, unix.S_IFCHR|0o600, int(b.node)); err != nil {
+			return fmt.Errorf("make device %s: %w", b.path, err)
+		}
+		return os.Lchown(target, int(b.owner), int(b.owner))
 	}
 	if err := mountPoint(target, b.dir); err != nil {
 		return fmt.Errorf("mount point for %s: %w", b.path, err)
