@@ -105,8 +105,8 @@ func start(t *testing.T) *machine {
 	if err := os.Mkdir(vmDir, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	vm, err := qemu.New().Boot(t.Context(), vmm.Config{VCPU: 1, MemoryMiB: 256, Disks: disks(t, dir, agent),
-		Acceleration: vmm.TCG, Binary: qemuBinary, Dir: vmDir, Unconfined: true},
+	vm, err := qemu.New().Boot(t.Context(), vmm.Config{VCPU: 2, MemoryMiB: 512, Disks: disks(t, dir, agent),
+		Acceleration: vmm.TCG, Binary: qemuBinary, Dir: vmDir},
 		vmm.BootSource{Kernel: g.Kernel, Initrd: g.Initrd, Cmdline: "space.token=" + bootToken, MemoryFile: memory})
 	if err != nil {
 		t.Fatal(err)
