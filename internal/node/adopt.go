@@ -104,7 +104,7 @@ func (n *Node) findShims(ctx context.Context, records []record) (map[string]*fou
 		}
 		f := &found{shim: s, alive: s.Alive()}
 		all[id] = f
-		if uid := s.Spec.VmmUid; uid != 0 && uid >= n.cfg.VMMUIDBase && n.cfg.VMMUIDBase != 0 {
+		if uid := s.Spec.VmmUid; uid >= n.cfg.VMMUIDBase {
 			n.uids.mark(uid - n.cfg.VMMUIDBase)
 			s.OnGone = func() { n.freeUID(s.Spec) }
 		}

@@ -32,8 +32,8 @@ type Config struct {
 	PoolShapes int
 	// Defaults is the shape that is kept ready from the start; default: the base template's.
 	Defaults *nodev1.Resources
-	// VMMUIDBase, if not 0 and the node is root, gives every VMM a uid of its own from here on. Such a uid is used
-	// again only after the VMM's death was seen.
+	// VMMUIDBase is where the uids begin of which every VMM gets one of its own if the node is root; default 200000.
+	// A uid is used again only after the VMM's death was seen. Nodes that share a machine need ranges apart.
 	VMMUIDBase uint32
 	// CreateTimeout bounds one create, a first build of its shape included; default 15 min.
 	CreateTimeout time.Duration
@@ -123,6 +123,7 @@ func (c Config) withDefaults() (Config, error) {
 	if c.Log == nil {
 		c.Log = slog.New(slog.DiscardHandler)
 	}
+	setDefault(&c.VMMUIDBase, 200000)
 	setDefault(&c.DiskReserveMiB, 1024)
 	setDefault(&c.PoolSize, 2)
 	c.PoolSize = max(0, c.PoolSize)

@@ -130,7 +130,11 @@ func (n *Node) fail(e *entry, reason string) {
 	n.changeLocked(e, func() { e.state, e.reason = nodev1.SandboxState_SANDBOX_STATE_FAILED, reason })
 	rec := e.rec
 	n.mu.Unlock()
-	n.log.Warn("sandbox failed", "sandbox", e.id, "reason", reason)
+	var death error
+	if !e.shim.Alive() {
+		death = e.shim.Died()
+	}
+	n.log.Warn("sandbox failed", "sandbox", e.id, "reason", reason, "shim", death)
 	rec.Failed = reason
 	if err := n.saveRecord(rec); err != nil {
 		n.log.Warn("failure not recorded", "sandbox", e.id, "error", err)

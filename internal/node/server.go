@@ -10,7 +10,6 @@ import (
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
 	"github.com/space-sandbox/space/internal/gen/space/node/v1/nodev1connect"
 	"github.com/space-sandbox/space/internal/sandbox"
-	"github.com/space-sandbox/space/internal/vmm"
 )
 
 // service answers NodeService. It is a type of its own so that Node's methods are its life, not its protocol.
@@ -44,9 +43,6 @@ func (s service) GetNode(context.Context, *connect.Request[nodev1.GetNodeRequest
 		out.Vmm, out.VmmVersion, out.Kernel = p.caps.VMM, p.caps.Version, p.guest.Version
 		out.Acceleration, out.AccelerationReason = string(p.caps.Acceleration), p.caps.AccelReason
 		out.Isolation, out.IsolationGaps = p.caps.Isolation, p.caps.IsolationGaps
-		if p.caps.Acceleration == vmm.TCG {
-			out.Isolation = "reduced"
-		}
 	}
 	for _, gap := range []string{n.cgroups.Gap(), n.cgroups.LimitGap()} {
 		if gap != "" {

@@ -284,7 +284,7 @@ func (n *Node) baseSpec(p *prepared, shape *nodev1.Resources, layers []string) *
 		Layers:       layers,
 		QemuBinary:   p.caps.Binary,
 	}
-	if n.cfg.VMMUIDBase != 0 && os.Getuid() == 0 {
+	if os.Getuid() == 0 {
 		spec.VmmUid = n.cfg.VMMUIDBase + n.uids.take()
 	}
 	return spec
@@ -302,7 +302,7 @@ func (n *Node) launch(ctx context.Context, spec *shimv1.LaunchSpec, memory *os.F
 }
 
 func (n *Node) freeUID(spec *shimv1.LaunchSpec) {
-	if spec.VmmUid >= n.cfg.VMMUIDBase && spec.VmmUid != 0 {
+	if spec.VmmUid >= n.cfg.VMMUIDBase {
 		n.uids.free(spec.VmmUid - n.cfg.VMMUIDBase)
 	}
 }

@@ -82,7 +82,7 @@ func newReal(t *testing.T) *real {
 	t.Cleanup(func() { _ = cache.Close() })
 	agent := build(t, bin, "space-agent")
 	r := &real{t: t}
-	r.cfg = node.Config{DataDir: t.TempDir(), RuntimeDir: run, ShimPath: build(t, bin, "space-shim"), PoolSize: 1, VMMUIDBase: 200000,
+	r.cfg = node.Config{DataDir: t.TempDir(), RuntimeDir: run, ShimPath: build(t, bin, "space-shim"), PoolSize: 1,
 		Log: slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelInfo}))}
 	r.deps = Deps(cache, qemu.New(), func() ([]byte, error) { return os.ReadFile(agent) })
 	t.Cleanup(func() {
@@ -198,7 +198,9 @@ func (r *real) run(id sandbox.ID, argv ...string) (string, int32) {
 			return out.String(), exit.Exit.GetCode()
 		}
 	}
-	r.t.Fatalf("stream ended without exit: %v; so far %q", stream.Err(), out.String())
+	r.t.Errorf("stream ended without exit: %v; so far %q", stream.Err(), out.String())
+	list, err := r.client.ListSandboxes(ctx, connect.NewRequest(&nodev1.ListSandboxesRequest{}))
+	r.t.Fatalf("sandboxes: %v, %v", list, err)
 	return "", 0
 }
 

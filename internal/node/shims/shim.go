@@ -109,8 +109,8 @@ func (s *Shim) PIDs() (shim, vmm int) {
 	return shim, vmm
 }
 
-// died describes the death of the shim.
-func (s *Shim) died() error {
+// Died describes the death of the shim: its exit status, if it was this process's child, and the end of its log.
+func (s *Shim) Died() error {
 	if code := s.exit.Load(); code >= 0 {
 		return fmt.Errorf("%w with status %d: %s", ErrDied, code, logTail(s.Dir))
 	}
@@ -127,7 +127,7 @@ func (s *Shim) WaitExit(ctx context.Context) error {
 	if s.exit.Load() == 0 {
 		return nil
 	}
-	return fmt.Errorf("%w%s", s.died(), consoleTail(s.Dir))
+	return fmt.Errorf("%w%s", s.Died(), consoleTail(s.Dir))
 }
 
 // WaitState waits until the shim has reached want. It fails as soon as that cannot happen any more.
@@ -149,7 +149,7 @@ func (s *Shim) WaitState(ctx context.Context, want shimv1.ShimState) (*shimv1.St
 		select {
 		case <-tick.C:
 		case <-s.Done():
-			return nil, s.died()
+			return nil, s.Died()
 		case <-ctx.Done():
 			return nil, fmt.Errorf("wait for shim: %w (last answer: %w)", ctx.Err(), err)
 		}
