@@ -42,7 +42,6 @@ func (a *app) attach(ctx context.Context, c *client.Client, sig *signals, id str
 		if req.Pty, err = sizeOf(terminal); err != nil {
 			return exitOwn, err
 		}
-		req.Pty, req.Stdin = req.Pty, f.interactive
 		if req.Env["TERM"] == "" {
 			if req.Env == nil {
 				req.Env = map[string]string{}
