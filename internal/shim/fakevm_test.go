@@ -165,7 +165,7 @@ func (v *fakeVM) die(err error) error {
 	return nil
 }
 
-func (v *fakeVM) Timings() []vmm.Timing { return []vmm.Timing{{Phase: "load", Duration: 1000}} }
+func (v *fakeVM) Timings() []vmm.Timing { return []vmm.Timing{{Phase: "vmm_load", Duration: 1000}} }
 
 // gatedConn loses what the host sends while the VM is stopped, as nothing else does it in a VM: here it only has to
 // look dead.

@@ -64,7 +64,7 @@ func (s *server) restore(ctx context.Context) (*machine, error) {
 		return nil, fmt.Errorf("restore VM: %w", err)
 	}
 	for _, t := range vm.Timings() {
-		s.status.timingFor("vmm_"+t.Phase, t.Duration)
+		s.status.timingFor(t.Phase, t.Duration)
 	}
 	s.status.timing("restore", start)
 	version, _ := vm.(interface{ Version() string })
@@ -123,7 +123,7 @@ func checkBind(req *shimv1.BindRequest) error {
 	if !filepath.IsAbs(req.GetJournalDir()) {
 		return errors.New("journal_dir is not absolute")
 	}
-	if len(req.GetHostname()) > 64 || len(req.GetEnv()) > sandbox.MaxEnv {
+	if len(req.GetHostname()) > 63 || len(req.GetEnv()) > sandbox.MaxEnv {
 		return errors.New("hostname or env is too large")
 	}
 	st, err := os.Stat(req.GetJournalDir())
