@@ -24,7 +24,8 @@ var errAnswered = errors.New("answered")
 // fakeNode is a node behind real Connect handlers. Its hooks run without its lock.
 type fakeNode struct {
 	nodev1connect.UnimplementedNodeServiceHandler
-	url string
+	url  string
+	http *http.Client
 
 	mu        sync.Mutex
 	info      *nodev1.GetNodeResponse
@@ -70,6 +71,9 @@ func newFakeNode(t *testing.T) *fakeNode {
 		server.Close()
 	})
 	n.url = server.URL
+	transport := &http.Transport{MaxIdleConnsPerHost: 100}
+	t.Cleanup(transport.CloseIdleConnections)
+	n.http = &http.Client{Transport: transport}
 	return n
 }
 
@@ -262,7 +266,7 @@ func (f *fakeProcesses) GetProcess(_ context.Context, req *connect.Request[nodev
 // client is a Node that talks to a fakeNode.
 type client struct {
 	nodev1connect.NodeServiceClient
-	url string
+	node *fakeNode
 }
 
 func (c client) Sandbox(id sandbox.ID) (nodev1connect.SandboxServiceClient, agentv1connect.FileServiceClient) {
@@ -272,6 +276,6 @@ func (c client) Sandbox(id sandbox.ID) (nodev1connect.SandboxServiceClient, agen
 			return next(ctx, req)
 		}
 	}))
-	return nodev1connect.NewSandboxServiceClient(http.DefaultClient, c.url, header),
-		agentv1connect.NewFileServiceClient(http.DefaultClient, c.url, header)
+	return nodev1connect.NewSandboxServiceClient(c.node.http, c.node.url, header),
+		agentv1connect.NewFileServiceClient(c.node.http, c.node.url, header)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"log/slog"
-	"net/http"
 	"path/filepath"
 	"sync"
 	"testing"
@@ -82,7 +81,11 @@ type env struct {
 	stop  func()
 }
 
-const admission = 3001 * time.Millisecond
+// Pauses that the test clock does not shorten.
+const (
+	admission = 3001 * time.Millisecond
+	rounds    = 101 * time.Millisecond
+)
 
 func newEnv(t *testing.T, change ...func(*Config)) *env {
 	t.Helper()
@@ -92,9 +95,9 @@ func newEnv(t *testing.T, change ...func(*Config)) *env {
 	}
 	t.Cleanup(func() { _ = db.Close() })
 	e := &env{t: t, st: &faultyStore{Store: db}, node: newFakeNode(t), stop: func() {}}
-	e.clock = &testClock{exact: map[time.Duration]bool{admission: true}}
-	e.cfg = Config{Store: e.st, NodeName: "n1", Clock: e.clock, Logger: slog.New(slog.DiscardHandler), AdmissionWait: time.Millisecond}
-	e.cfg.Nodes = map[string]Node{"n1": client{nodev1connect.NewNodeServiceClient(http.DefaultClient, e.node.url), e.node.url}}
+	e.clock = &testClock{exact: map[time.Duration]bool{admission: true, rounds: true}}
+	e.cfg = Config{Store: e.st, NodeName: "n1", Clock: e.clock, Logger: slog.New(slog.DiscardHandler), AdmissionWait: time.Millisecond, ReconcileEvery: rounds}
+	e.cfg.Nodes = map[string]Node{"n1": client{nodev1connect.NewNodeServiceClient(e.node.http, e.node.url), e.node}}
 	for _, c := range change {
 		c(&e.cfg)
 	}

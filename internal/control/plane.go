@@ -81,7 +81,7 @@ func (c *Config) setDefaults() error {
 
 // Deadlines of single calls.
 const (
-	askNode     = 2 * time.Second  // questions a client waits for
+	askNode     = 5 * time.Second  // questions a client waits for
 	sweepNode   = 10 * time.Second // questions nobody waits for
 	deleteCall  = time.Minute
 	processCall = 15 * time.Second
