@@ -26,7 +26,7 @@ func userDir(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	if err := os.Chown(dir, nobody, nobody); err != nil {
 		t.Fatal(err)
 	}
@@ -41,7 +41,7 @@ func (h *host) read(path, user string, offset, length uint64) ([]byte, *agentv1.
 	if err != nil {
 		return nil, nil, err
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	var data []byte
 	var e *agentv1.Entry
 	for s.Receive() {
@@ -381,7 +381,7 @@ func TestTrees(t *testing.T) {
 	}
 	// /dev/shm is another file system.
 	away := fmt.Sprintf("/dev/shm/space-agent-test-%d", os.Getpid())
-	defer os.RemoveAll(away)
+	defer func() { _ = os.RemoveAll(away) }()
 	if _, err := h.files.Move(t.Context(), connect.NewRequest(&agentv1.MoveRequest{From: []byte(dir + "/dst"), To: []byte(away)})); err != nil {
 		t.Fatal(err)
 	}

@@ -66,9 +66,8 @@ func (l *Linux) SetMachineID(id string) error {
 		return err
 	}
 	dbus := "var/lib/dbus/machine-id"
-	info, err := os.Lstat(filepath.Join(l.root, dbus))
 	// Where it is a link, it is one to the file above.
-	if err != nil || !info.Mode().IsRegular() {
+	if info, err := os.Lstat(filepath.Join(l.root, dbus)); errors.Is(err, os.ErrNotExist) || err == nil && !info.Mode().IsRegular() {
 		return nil
 	}
 	return l.write(dbus, []byte(id+"\n"), 0o444)

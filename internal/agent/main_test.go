@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -177,7 +176,7 @@ func (h *host) run(id string, spec *agentv1.ProcessSpec) (*result, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	r := &result{out: map[agentv1.Stream]string{}}
 	for s.Receive() {
 		f := s.Msg()
@@ -245,5 +244,3 @@ func reasonOf(err error) (agentv1.FileErrorReason, string) {
 	}
 	return 0, ""
 }
-
-func lines(s string) int { return strings.Count(s, "\n") }

@@ -207,7 +207,7 @@ func TestBackpressure(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	n, unacked := 0, 0
 	for f.Receive() {
 		d := f.Msg().GetOutput().GetData()
@@ -253,7 +253,7 @@ func TestFollowAndAck(t *testing.T) {
 		if n != want || f.Err() != nil {
 			t.Errorf("after %d: %d frames, %v", after, n, f.Err())
 		}
-		f.Close()
+		_ = f.Close()
 	}
 	h.ack("f", 2)
 	h.ack("f", 3)

@@ -19,7 +19,7 @@ func setupCgroups() error {
 	if err := unix.Sysinfo(&info); err != nil {
 		return err
 	}
-	return makeUserCgroup(CgroupRoot, uint64(info.Totalram)*uint64(info.Unit))
+	return makeUserCgroup(CgroupRoot, info.Totalram*uint64(info.Unit))
 }
 
 func makeUserCgroup(root string, memory uint64) error {

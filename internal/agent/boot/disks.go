@@ -44,16 +44,17 @@ func mountAll(list []mount) error {
 }
 
 func mountEarly() error {
-	err := mountAll([]mount{
+	for _, m := range []mount{
 		{"proc", "/proc", "proc", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 		{"sysfs", "/sys", "sysfs", unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC, ""},
 		{"devtmpfs", "/dev", "devtmpfs", unix.MS_NOSUID, "mode=0755"},
-	})
-	// Kernels that mount it by themselves answer EBUSY.
-	if errors.Is(err, unix.EBUSY) {
-		return nil
+	} {
+		// Kernels that mount it by themselves answer EBUSY.
+		if err := m.do(); err != nil && !errors.Is(err, unix.EBUSY) {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // mountDisks joins the layers and the writable disk at newRoot.

@@ -87,7 +87,11 @@ func start(t *testing.T) *machine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer cache.Close()
+	t.Cleanup(func() {
+		if err := cache.Close(); err != nil {
+			t.Error(err)
+		}
+	})
 	g, err := guest.Build(t.Context(), cache, binary, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -174,6 +178,10 @@ func (m *machine) waitReady(t *testing.T) *agentv1.PingResponse {
 func TestBoot(t *testing.T) {
 	m := start(t)
 	t.Logf("ping: %v", m.waitReady(t))
+	console, err := os.ReadFile(filepath.Join(m.log, "console.log"))
+	if err != nil || !strings.Contains(string(console), "space-agent: ready") {
+		t.Errorf("the console does not say that it is ready: %v", err)
+	}
 	ctx := t.Context()
 	agent := agentv1connect.NewAgentServiceClient(m.client, m.url)
 	if _, err := agent.Ping(ctx, bearer("wrong", &agentv1.PingRequest{})); connect.CodeOf(err) != connect.CodeUnauthenticated {
@@ -213,7 +221,7 @@ func (m *machine) checkProcess(ctx context.Context, t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	text, code := "", int32(-1)
 	for s.Receive() {
 		text += string(s.Msg().GetOutput().GetData())

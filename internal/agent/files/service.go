@@ -11,18 +11,23 @@ import (
 	agentv1 "github.com/space-sandbox/space/internal/gen/space/agent/v1"
 )
 
-// maxStreams bounds the open Read and Write streams.
-const maxStreams = 64
+const (
+	// maxStreams bounds the open Read and Write streams.
+	maxStreams = 64
+	// maxOps bounds the operations under way: each has a thread, and one on a guest's hung file system keeps it.
+	maxOps = 128
+)
 
 // Service implements space.agent.v1.FileService.
 type Service struct {
 	users   *users.DB
 	streams chan struct{} // has one element for each open stream
+	ops     chan struct{} // has one element for each operation under way
 }
 
 // New returns the service for the users of db.
 func New(db *users.DB) *Service {
-	return &Service{users: db, streams: make(chan struct{}, maxStreams)}
+	return &Service{users: db, streams: make(chan struct{}, maxStreams), ops: make(chan struct{}, maxOps)}
 }
 
 // acquire counts a stream; release undoes it.
@@ -42,6 +47,7 @@ func (s *Service) release() { <-s.streams }
 type target struct {
 	user users.User
 	path string
+	ops  chan struct{}
 }
 
 func (s *Service) target(user string, path []byte, field string) (target, error) {
@@ -53,11 +59,18 @@ func (s *Service) target(user string, path []byte, field string) (target, error)
 	if err != nil {
 		return target{}, fault.From(err, field)
 	}
-	return target{u, p}, nil
+	return target{u, p, s.ops}, nil
 }
 
 // with runs fn with the rights of the target's user and makes a typed error of its failure.
 func (t target) with(field string, fn func() error) error {
+	select {
+	case t.ops <- struct{}{}:
+		defer func() { <-t.ops }()
+	default:
+		return fault.New(connect.CodeResourceExhausted, agentv1.FileErrorReason_FILE_ERROR_REASON_TOO_MANY_OPEN,
+			field, "too many file operations")
+	}
 	return fault.From(creds.Do(t.user, fn), field)
 }
 

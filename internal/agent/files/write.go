@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"github.com/space-sandbox/space/internal/agent/creds"
 	"github.com/space-sandbox/space/internal/agent/fault"
 	agentv1 "github.com/space-sandbox/space/internal/gen/space/agent/v1"
 	"golang.org/x/sys/unix"
@@ -50,7 +51,7 @@ func (s *Service) Write(ctx context.Context, in *connect.ClientStream[agentv1.Wr
 	if err := w.receive(ctx, in); err != nil {
 		return nil, err
 	}
-	e, err := s.stat(target{t.user, w.path}, false)
+	e, err := s.stat(target{t.user, w.path, t.ops}, false)
 	if err != nil {
 		return nil, err
 	}
@@ -287,7 +288,7 @@ func (w *writer) close() {
 	}
 	if w.temp != "" {
 		// It fails only if someone removed it already.
-		_ = w.with("path", func() error { return unix.Unlinkat(int(w.dir.Fd()), w.temp, 0) })
+		_ = creds.Do(w.user, func() error { return unix.Unlinkat(int(w.dir.Fd()), w.temp, 0) })
 	}
 	w.dir.Close()
 }

@@ -69,7 +69,7 @@ func enterable(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	return unix.Faccessat2(fd, ".", unix.X_OK, unix.AT_EACCESS)
 }
 

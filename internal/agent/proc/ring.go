@@ -9,8 +9,12 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
-// ringBytes bounds the output that one process has unacknowledged.
-const ringBytes = 1 << 20
+const (
+	// ringBytes bounds the output that one process has unacknowledged.
+	ringBytes = 1 << 20
+	// frameCost is what a frame counts beside its data: a process that writes single bytes costs what it uses.
+	frameCost = 192
+)
 
 // ring holds the frames of one process that are not acknowledged.
 type ring struct {
@@ -45,7 +49,7 @@ func (r *ring) append(f *agentv1.ProcessFrame, size int) {
 func (r *ring) output(stream agentv1.Stream, data []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for r.bytes > 0 && r.bytes+len(data) > ringBytes && !r.closed {
+	for r.bytes > 0 && r.bytes+len(data)+frameCost > ringBytes && !r.closed {
 		changed := r.changed
 		r.mu.Unlock()
 		<-changed // closed by ack, or by close at the latest
@@ -55,7 +59,7 @@ func (r *ring) output(stream agentv1.Stream, data []byte) {
 		return
 	}
 	r.append(&agentv1.ProcessFrame{Kind: &agentv1.ProcessFrame_Output{
-		Output: &agentv1.Output{Stream: stream, Data: data}}}, len(data))
+		Output: &agentv1.Output{Stream: stream, Data: data}}}, len(data)+frameCost)
 }
 
 func (r *ring) started(pid int, at time.Time) {
@@ -87,7 +91,9 @@ func (r *ring) ack(seq uint64) bool {
 	seq = min(seq, r.next-1)
 	n := 0
 	for n < len(r.frames) && r.frames[n].GetSeq() <= seq {
-		r.bytes -= len(r.frames[n].GetOutput().GetData())
+		if out := r.frames[n].GetOutput(); out != nil {
+			r.bytes -= len(out.GetData()) + frameCost
+		}
 		r.frames[n] = nil
 		n++
 	}

@@ -18,7 +18,7 @@ func TestRingNumbersAndFrees(t *testing.T) {
 	if err != nil || end || len(frames) != 3 || frames[2].GetSeq() != 3 {
 		t.Fatalf("%v %v %v", frames, end, err)
 	}
-	if r.ack(2) || r.bytes != 1 || len(r.frames) != 1 {
+	if r.ack(2) || r.bytes != 1+frameCost || len(r.frames) != 1 {
 		t.Errorf("%d bytes, %d frames", r.bytes, len(r.frames))
 	}
 	if r.ack(99) {
@@ -38,7 +38,7 @@ func TestRingNumbersAndFrees(t *testing.T) {
 
 func TestRingWaits(t *testing.T) {
 	r := newRing()
-	block := make([]byte, ringBytes/4)
+	block := make([]byte, ringBytes/4-frameCost)
 	for range 4 {
 		r.output(agentv1.Stream_STREAM_STDOUT, block)
 	}

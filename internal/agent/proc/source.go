@@ -2,7 +2,6 @@ package proc
 
 import (
 	"errors"
-	"io"
 	"os"
 	"sync"
 	"time"
@@ -18,14 +17,15 @@ const frameBytes = 32 << 10
 // child holds the terminal open.
 const ptyGrace = 20 * time.Millisecond
 
-// buffers are shared by all processes: an idle process holds none.
-var buffers = sync.Pool{New: func() any { b := make([]byte, frameBytes); return &b }}
+// newBuffer makes a buffer for the pool that all processes share: an idle process holds none.
+func newBuffer() any { b := make([]byte, frameBytes); return &b }
 
 // source reads one pipe or terminal of a process into its ring. run owns file and closes it.
 type source struct {
 	file    *os.File
 	stream  agentv1.Stream
 	ring    *ring
+	buffers *sync.Pool    // of *[]byte
 	drained chan struct{} // closed when everything written before the exit was read
 }
 
@@ -67,13 +67,13 @@ func (s *source) copy() bool {
 // readOnce reads once without waiting and moves what it got to the ring. A full ring makes it wait, which is what
 // stops the process. The terminal's end is EIO.
 func (s *source) readOnce(fd int) (int, error) {
-	p := buffers.Get().(*[]byte)
+	p := s.buffers.Get().(*[]byte)
 	n, err := unix.Read(fd, *p)
 	for errors.Is(err, unix.EINTR) {
 		n, err = unix.Read(fd, *p)
 	}
 	if n <= 0 {
-		buffers.Put(p)
+		s.buffers.Put(p)
 		return 0, err
 	}
 	if n > frameBytes/2 {
@@ -81,7 +81,7 @@ func (s *source) readOnce(fd int) (int, error) {
 		return n, nil
 	}
 	data := append(make([]byte, 0, n), (*p)[:n]...)
-	buffers.Put(p)
+	s.buffers.Put(p)
 	s.ring.output(s.stream, data)
 	return n, nil
 }
@@ -110,15 +110,11 @@ func (s *source) drain() {
 }
 
 func (s *source) discard() {
-	p := buffers.Get().(*[]byte)
-	defer buffers.Put(p)
+	p := s.buffers.Get().(*[]byte)
+	defer s.buffers.Put(p)
 	for {
 		if _, err := s.file.Read(*p); err != nil {
-			// Any error ends it: the end of the pipe, EIO of a terminal, or Close.
-			if !errors.Is(err, io.EOF) {
-				return
-			}
-			return
+			return // the end of the pipe, or EIO of a terminal
 		}
 	}
 }

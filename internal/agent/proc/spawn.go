@@ -123,7 +123,7 @@ func (t *Table) attach(p *process, files *streams, status <-chan syscall.WaitSta
 	}
 	var sources []*source
 	for _, out := range files.outputs {
-		s := &source{file: out.file, stream: out.stream, ring: p.ring, drained: make(chan struct{})}
+		s := &source{file: out.file, stream: out.stream, ring: p.ring, buffers: &t.buffers, drained: make(chan struct{})}
 		sources = append(sources, s)
 		t.work.Add(1)
 		go s.run(func() {
@@ -244,9 +244,7 @@ func pipe(parentWrites bool) (r, w *os.File, err error) {
 		parent = fds[1]
 	}
 	if err := unix.SetNonblock(parent, true); err != nil {
-		unix.Close(fds[0])
-		unix.Close(fds[1])
-		return nil, nil, err
+		return nil, nil, errors.Join(err, unix.Close(fds[0]), unix.Close(fds[1]))
 	}
 	return os.NewFile(uintptr(fds[0]), "pipe"), os.NewFile(uintptr(fds[1]), "pipe"), nil
 }
@@ -264,8 +262,7 @@ func (s *streams) openPty(size *agentv1.TerminalSize, uid uint32) error {
 		return err
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
-		unix.Close(fd)
-		return err
+		return errors.Join(err, unix.Close(fd))
 	}
 	s.input = os.NewFile(uintptr(fd), "ptmx")
 	s.outputs = []output{{s.input, agentv1.Stream_STREAM_PTY}}

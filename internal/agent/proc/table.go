@@ -31,6 +31,7 @@ type Table struct {
 	cgroups *cgroups
 	reaper  *reaper
 	work    sync.WaitGroup // all goroutines of processes
+	buffers sync.Pool
 
 	gate   sync.RWMutex // held for reading while a process starts; guards frozen and env
 	frozen bool
@@ -50,7 +51,7 @@ func New(cfg Config) (*Table, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &Table{cfg: cfg, cgroups: c, frozen: true, procs: map[string]*process{}}
+	t := &Table{cfg: cfg, cgroups: c, frozen: true, procs: map[string]*process{}, buffers: sync.Pool{New: newBuffer}}
 	t.reaper = newReaper(cfg.AllOrphans, c.sweep)
 	return t, nil
 }
