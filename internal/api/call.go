@@ -157,11 +157,12 @@ func (c *call) parseQuery() error {
 
 // param returns the description of a query parameter. metadata[key] is the one family of names.
 func (r *route) param(name string) *huma.Param {
-	if strings.HasPrefix(name, "metadata[") && strings.HasSuffix(name, "]") {
+	member := strings.HasPrefix(name, "metadata[") && strings.HasSuffix(name, "]")
+	if member {
 		name = "metadata"
 	}
 	for _, p := range r.params {
-		if p.In == "query" && p.Name == name {
+		if p.In == "query" && p.Name == name && member == (p.Schema.Type == huma.TypeObject) {
 			return p
 		}
 	}

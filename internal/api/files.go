@@ -93,13 +93,16 @@ func (c *call) upload(ctx context.Context, g *control.Guest, header *agentv1.Wri
 		}
 		if err == nil && rerr != nil {
 			if !errors.Is(rerr, io.EOF) {
-				return nil, sandbox.Errorf(sandbox.CodeInvalidRequest, "the upload was cut short; nothing was changed").WithCause(rerr)
+				return nil, cutShort(rerr)
 			}
 			err = stream.Send(&agentv1.WriteRequest{Kind: &agentv1.WriteRequest_Commit{Commit: &agentv1.WriteCommit{}}})
 			break
 		}
 	}
 	_ = rc.SetReadDeadline(time.Time{})
+	if c.ctx().Err() != nil { // the client went away, which ends the guest's stream before the body's read tells
+		return nil, cutShort(c.ctx().Err())
+	}
 	if err != nil && !errors.Is(err, io.EOF) { // io.EOF: the guest has answered already, CloseAndReceive says what
 		return nil, control.GuestError(err, "")
 	}
@@ -109,6 +112,10 @@ func (c *call) upload(ctx context.Context, g *control.Guest, header *agentv1.Wri
 		return nil, control.GuestError(err, "")
 	}
 	return resp.Msg.GetEntry(), nil
+}
+
+func cutShort(cause error) error {
+	return sandbox.Errorf(sandbox.CodeInvalidRequest, "the upload was cut short; nothing was changed").WithCause(cause)
 }
 
 func (s *Server) getContent(c *call) error {

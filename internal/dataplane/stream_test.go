@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -23,7 +24,6 @@ import (
 type collector struct {
 	last  uint64
 	bytes uint64
-	sum   [32]byte
 	names []string
 	hash  interface {
 		Write([]byte) (int, error)
@@ -44,23 +44,19 @@ func (c *collector) add(e sse) error {
 		c.names = append(c.names, e.name)
 		return nil
 	}
-	var o struct {
-		Data   []byte
-		Offset uint64
+	// By hand, since a JSON decoder makes the race detector crawl; the shape has a test of its own.
+	text, rest, ok := strings.Cut(strings.TrimPrefix(e.data, `{"data":"`), `","offset":`)
+	if want := strconv.FormatUint(c.bytes, 10) + "}"; !ok || rest != want {
+		return fmt.Errorf("offset %q, want %q", rest, want)
 	}
-	if err := json.Unmarshal([]byte(e.data), &o); err != nil {
-		return err
-	}
-	if o.Offset != c.bytes {
-		return fmt.Errorf("offset %d, want %d", o.Offset, c.bytes)
-	}
-	c.bytes += uint64(len(o.Data))
-	_, _ = c.hash.Write(o.Data)
-	return nil
+	data, err := base64.StdEncoding.DecodeString(text)
+	c.bytes += uint64(len(data))
+	_, _ = c.hash.Write(data)
+	return err
 }
 
 func TestEveryByteOnceThroughCutsOnBothSides(t *testing.T) {
-	const total, frame = 64 << 20, 32 << 10
+	const total, frame = (64 << 20) / raceSlower, 32 << 10
 	b := newBench(t)
 	rng := rand.New(rand.NewPCG(1, 2))
 	block := make([]byte, frame)
@@ -292,7 +288,7 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 	b := newBench(t, func(c *Config) { c.WriteTimeout = 200 * time.Millisecond })
 	b.Guests.Emit(b.pid, started())
 	chunk := bytes.Repeat([]byte("x"), 32<<10)
-	for i := range 1024 { // far more than the sockets between hold
+	for i := range 512 { // far more than the sockets between hold
 		b.Guests.Emit(b.pid, output(chunk, uint64(i*len(chunk))))
 	}
 	b.Guests.Emit(b.pid, exited(0))
@@ -307,7 +303,7 @@ func TestSlowReaderHoldsNobodyUp(t *testing.T) {
 	fmt.Fprintf(conn, "GET %s HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer %s\r\n\r\n", b.path("events"), apitest.Token)
 	eventually(t, "the slow reader's stream is open", func() bool { return b.Guests.Streams() == 1 })
 	c := newCollector()
-	if err := b.follow(t, 0, c.add); err != nil || c.bytes != 32<<20 {
+	if err := b.follow(t, 0, c.add); err != nil || c.bytes != 16<<20 {
 		t.Errorf("the other reader: %v, %d bytes", err, c.bytes)
 	}
 	eventually(t, "the slow reader is given up", func() bool { return b.Guests.Streams() == 0 })

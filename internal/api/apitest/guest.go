@@ -56,9 +56,7 @@ func newGuest() *Guest {
 	mux := http.NewServeMux()
 	mux.Handle(nodev1connect.NewSandboxServiceHandler(g))
 	mux.Handle(agentv1connect.NewFileServiceHandler(g))
-	g.server = httptest.NewUnstartedServer(mux)
-	g.server.EnableHTTP2 = true
-	g.server.StartTLS()
+	g.server = httptest.NewServer(mux)
 	return g
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/space-sandbox/space/internal/auth"
@@ -33,6 +34,7 @@ type Service struct {
 	fail     map[string]error
 	once     map[string]control.Idem
 	revoked  chan struct{}
+	waiting  atomic.Int32
 	Created  []control.CreateSandbox
 	Updates  []control.UpdateSandbox
 	Commands []control.CreateCommand
@@ -89,6 +91,29 @@ func (s *Service) EndOperation(id sandbox.OperationID, err *sandbox.Error) {
 		op.State, op.Error = sandbox.OpFailed, err.Record()
 	}
 	s.ops[id] = &op
+}
+
+// OpenOperations returns the operations that have not ended.
+func (s *Service) OpenOperations() []sandbox.OperationID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []sandbox.OperationID
+	for id, op := range s.ops {
+		if !op.State.Ended() {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// Waiting returns how many calls of GetOperation are waiting.
+func (s *Service) Waiting() int { return int(s.waiting.Load()) }
+
+// Principal returns whom a key stands for.
+func (s *Service) Principal(key string) *auth.Principal {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.keys[key]
 }
 
 // Revoke revokes every key.
@@ -231,6 +256,10 @@ func (s *Service) DeleteSandbox(_ context.Context, p *auth.Principal, id sandbox
 func (s *Service) GetOperation(ctx context.Context, p *auth.Principal, id sandbox.OperationID, wait time.Duration) (*sandbox.Operation, error) {
 	if err := p.Require(sandbox.ScopeSandboxesRead); err != nil {
 		return nil, err
+	}
+	if wait > 0 {
+		s.waiting.Add(1)
+		defer s.waiting.Add(-1)
 	}
 	for deadline := time.Now().Add(wait); ; {
 		s.mu.Lock()
