@@ -91,7 +91,8 @@ func (s *server) run(ctx context.Context) error {
 
 // handler routes and authenticates.
 func (s *server) handler() http.Handler {
-	limit := connect.WithReadMaxBytes(maxRequest)
+	// No compression: the peer is on this machine, and a compressor takes more memory than a whole stream.
+	limit := connect.WithHandlerOptions(connect.WithReadMaxBytes(maxRequest), connect.WithCompression("gzip", nil, nil))
 	mux := http.NewServeMux()
 	mux.Handle(shimv1connect.NewShimServiceHandler(s, limit))
 	mux.Handle(nodev1connect.NewSandboxServiceHandler(sandboxService{s}, limit))
