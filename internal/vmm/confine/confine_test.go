@@ -38,7 +38,7 @@ func runTests(m *testing.M) int {
 	if err != nil {
 		panic(err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	exe, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
 		panic(err)
@@ -131,7 +131,7 @@ func newWorld(t *testing.T) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(host) })
+	t.Cleanup(func() { _ = os.RemoveAll(host) })
 	if err := os.Chmod(host, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func serve(t *testing.T, network, address string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { _ = l.Close() })
 	return l.Addr().String()
 }
 
@@ -370,15 +370,12 @@ func TestDiesWithParent(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer unix.Close(child)
+			t.Cleanup(func() { _ = unix.Close(child) })
 			if err := parent.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
 			_ = parent.Wait()
-			poll := []unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}
-			if n, err := unix.Poll(poll, 10_000); n != 1 {
-				t.Fatalf("child lives on: %v", err)
-			}
+			awaitDeath(t, child)
 		})
 	}
 }
@@ -472,4 +469,20 @@ func openFDs(t *testing.T) int {
 		t.Fatal(err)
 	}
 	return len(list)
+}
+
+// awaitDeath waits until the process of a descriptor is dead.
+func awaitDeath(t *testing.T, pidfd int) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 10_000)
+		if n == 1 {
+			return
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("the process lives on")
 }

@@ -88,7 +88,7 @@ func (s *spec) confine() ([]string, error) {
 		return nil, err
 	}
 	if rules >= 0 {
-		defer unix.Close(rules)
+		defer func() { _ = unix.Close(rules) }()
 	}
 	if err := s.dropPrivileges(); err != nil {
 		return nil, err
@@ -112,8 +112,12 @@ func (s *spec) tieToParent(control *os.File) error {
 		return fmt.Errorf("arm parent-death signal: %w", err)
 	}
 	poll := []unix.PollFd{{Fd: int32(control.Fd()), Events: unix.POLLRDHUP}}
-	if n, err := unix.Poll(poll, 0); err == nil && n > 0 {
-		return errors.New("parent has ended")
+	n, err := unix.Poll(poll, 0)
+	for errors.Is(err, unix.EINTR) {
+		n, err = unix.Poll(poll, 0)
+	}
+	if err != nil || n > 0 {
+		return errors.Join(errors.New("parent has ended"), err)
 	}
 	if ppid := unix.Getppid(); ppid != 0 && ppid != s.ParentPID {
 		return errors.New("parent has ended")

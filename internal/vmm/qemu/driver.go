@@ -135,7 +135,7 @@ func lend(f *os.File, cfg vmm.Config) (func(), error) {
 		return nil, fmt.Errorf("memory file: %w", err)
 	}
 	if err := unix.Fchown(own, int(cfg.UID), int(cfg.GID)); err != nil {
-		unix.Close(own)
+		_ = unix.Close(own)
 		return nil, fmt.Errorf("memory file: %w", err)
 	}
 	return func() {

@@ -37,12 +37,12 @@ func (d *Driver) Probe(ctx context.Context, kernel, initrd string) (vmm.Capabili
 	if err != nil {
 		return vmm.Capabilities{}, fmt.Errorf("probe: %w", err)
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if err := d.probeFeatures(ctx, dir, &caps); err != nil {
 		return vmm.Capabilities{}, fmt.Errorf("probe %s: %w", binary, err)
 	}
 	caps.Acceleration = vmm.KVM
-	if caps.AccelReason = d.probeKVM(ctx, dir, binary, kernel, initrd); caps.AccelReason != "" {
+	if caps.AccelReason = oneLine(d.probeKVM(ctx, dir, binary, kernel, initrd)); caps.AccelReason != "" {
 		caps.Acceleration = vmm.TCG
 	} else {
 		caps.OverheadMiB = overheadKVM
@@ -51,7 +51,7 @@ func (d *Driver) Probe(ctx context.Context, kernel, initrd string) (vmm.Capabili
 }
 
 // probeFeatures asks a QEMU that has no machine what it can do, and sees on the way how well it can be confined.
-func (d *Driver) probeFeatures(ctx context.Context, dir string, caps *vmm.Capabilities) error {
+func (d *Driver) probeFeatures(ctx context.Context, dir string, caps *vmm.Capabilities) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	cfg := vmm.Config{Binary: caps.Binary, Dir: dir, UID: uint32(os.Geteuid()), GID: uint32(os.Getegid())}
@@ -59,7 +59,7 @@ func (d *Driver) probeFeatures(ctx context.Context, dir string, caps *vmm.Capabi
 	if err != nil {
 		return err
 	}
-	defer m.Close()
+	defer func() { err = errors.Join(err, m.Close()) }()
 	g := m.greeting
 	caps.Version = strings.TrimSpace(fmt.Sprintf("%d.%d.%d %s", g.Major, g.Minor, g.Micro, g.Package))
 	microvm, err := m.qmp.HasMachine(ctx, "microvm")
@@ -126,7 +126,7 @@ func (m *machine) watchBoot(ctx context.Context, silence time.Duration) string {
 			}
 		case <-m.halted:
 			if status, err := m.qmp.Status(ctx); err == nil && status == qmp.InternalError {
-				return prefix + "KVM internal error: " + firstLine(m.log.excerpt())
+				return prefix + "KVM internal error: " + m.log.excerpt()
 			}
 		case <-m.done:
 			return prefix + fmt.Sprint(m.err)
@@ -151,7 +151,4 @@ func (m *machine) alive() bool {
 	return false
 }
 
-func firstLine(text string) string {
-	line, _, _ := strings.Cut(text, "\n")
-	return line
-}
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/space-sandbox/space/internal/vmm"
 	"github.com/space-sandbox/space/internal/vmm/confine"
@@ -117,14 +118,11 @@ func TestVMMDiesWithItsCaller(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer unix.Close(child)
+			t.Cleanup(func() { _ = unix.Close(child) })
 			if err := caller.Process.Kill(); err != nil {
 				t.Fatal(err)
 			}
-			poll := []unix.PollFd{{Fd: int32(child), Events: unix.POLLIN}}
-			if n, err := unix.Poll(poll, 10_000); n != 1 {
-				t.Fatalf("the VMM lives on: %v", err)
-			}
+			awaitDeath(t, child)
 		})
 	}
 }
@@ -137,7 +135,7 @@ func TestVMMIsConfined(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer vm.Close()
+	t.Cleanup(func() { _ = vm.Close() })
 	proc := fmt.Sprintf("/proc/%d/", vm.PID())
 	status, err := os.ReadFile(proc + "status")
 	if err != nil {
@@ -233,4 +231,20 @@ func BenchmarkStart(b *testing.B) {
 			}
 		})
 	}
+}
+
+// awaitDeath waits until the process of a descriptor is dead.
+func awaitDeath(t *testing.T, pidfd int) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); {
+		poll := []unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}
+		n, err := unix.Poll(poll, 10_000)
+		if n == 1 {
+			return
+		}
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			t.Fatal(err)
+		}
+	}
+	t.Fatal("the process lives on")
 }

@@ -157,7 +157,7 @@ func TestLogDoesNotFollowLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(func() { _ = l.Close() })
 	if _, err := l.Write([]byte("overwritten")); err != nil {
 		t.Fatal(err)
 	}

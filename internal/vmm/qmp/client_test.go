@@ -38,7 +38,7 @@ func pair(t *testing.T, onEvent func(Event)) (*Client, *net.UnixConn) {
 		t.Cleanup(func() { conn.Close() })
 	}
 	c := New(conns[0], onEvent)
-	t.Cleanup(func() { c.Close() })
+	t.Cleanup(func() { _ = c.Close() })
 	return c, conns[1]
 }
 

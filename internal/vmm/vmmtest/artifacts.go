@@ -2,6 +2,7 @@ package vmmtest
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -29,7 +30,7 @@ type Artifacts struct {
 // space-test in the user's cache folder. It needs apt-get, dpkg and go.
 func Build(t testing.TB) Artifacts {
 	t.Helper()
-	root, err := kernelTree()
+	root, err := kernelTree(t.Context())
 	if err != nil {
 		t.Fatalf("guest kernel: %v", err)
 	}
@@ -38,14 +39,14 @@ func Build(t testing.TB) Artifacts {
 		t.Fatal(err)
 	}
 	initrd := filepath.Join(t.TempDir(), "initrd")
-	if err := buildInitrd(t.TempDir(), root, initrd); err != nil {
+	if err := buildInitrd(t.Context(), t.TempDir(), root, initrd); err != nil {
 		t.Fatalf("test guest: %v", err)
 	}
 	return Artifacts{Kernel: kernel, Initrd: initrd, Ready: "testguest: ready"}
 }
 
 // kernelTree unpacks the kernel package into the cache, once.
-func kernelTree() (string, error) {
+func kernelTree(ctx context.Context) (string, error) {
 	cache := os.Getenv("SPACE_TEST_CACHE")
 	if cache == "" {
 		user, err := os.UserCacheDir()
@@ -65,14 +66,14 @@ func kernelTree() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer os.RemoveAll(tmp)
-	out, err := exec.Command("apt-cache", "depends", "--no-recommends", kernelPackage).Output()
+	defer func() { _ = os.RemoveAll(tmp) }()
+	out, err := exec.CommandContext(ctx, "apt-cache", "depends", "--no-recommends", kernelPackage).Output()
 	if err != nil {
 		return "", fmt.Errorf("apt-cache: %w", err)
 	}
 	_, rest, _ := strings.Cut(string(out), "Depends: ")
 	name, _, _ := strings.Cut(rest, "\n")
-	download := exec.Command("apt-get", "download", strings.TrimSpace(name))
+	download := exec.CommandContext(ctx, "apt-get", "download", strings.TrimSpace(name))
 	download.Dir = tmp
 	if out, err := download.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("apt-get download: %w: %s", err, out)
@@ -82,7 +83,7 @@ func kernelTree() (string, error) {
 		return "", err
 	}
 	tree := filepath.Join(tmp, "tree")
-	if out, err := exec.Command("dpkg", "-x", deb, tree).CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, "dpkg", "-x", deb, tree).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("dpkg -x: %w: %s", err, out)
 	}
 	// Another test may have been faster: its tree is as good.
@@ -94,9 +95,9 @@ func kernelTree() (string, error) {
 	return final, nil
 }
 
-func buildInitrd(scratch, root, path string) error {
+func buildInitrd(ctx context.Context, scratch, root, path string) error {
 	program := filepath.Join(scratch, "init")
-	build := exec.Command("go", "build", "-o", program, "-ldflags", "-s -w", "github.com/space-sandbox/space/internal/vmm/vmmtest/testguest")
+	build := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-o", program, "-ldflags", "-s -w", "github.com/space-sandbox/space/internal/vmm/vmmtest/testguest")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		return fmt.Errorf("go build: %w: %s", err, out)

@@ -22,10 +22,8 @@ import (
 const etherType = 0x88b5 // for local experiments
 
 func main() {
-	if err := run(); err != nil {
-		fmt.Println("testguest: failed:", err)
-	}
-	time.Sleep(time.Second) // for the console
+	fmt.Println("testguest: failed:", run()) // it returns only by an error
+	time.Sleep(time.Second)                  // for the console
 	_ = unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
@@ -93,7 +91,7 @@ func open(mac string, mtu int) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer unix.Close(ctl)
+	defer func() { _ = unix.Close(ctl) }()
 	for _, change := range []struct {
 		request uint
 		value   uint32
