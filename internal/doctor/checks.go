@@ -18,7 +18,7 @@ func ok(name, format string, args ...any) Check {
 	return Check{Name: name, Status: OK, Message: fmt.Sprintf(format, args...)}
 }
 
-func qemu(_ context.Context, f *Facts, _ Options) Check {
+func qemuProgram(_ context.Context, f *Facts, _ Options) Check {
 	path, err := f.LookPath("qemu-system-x86_64")
 	if err != nil {
 		return result("qemu", Fail, "qemu-system-x86_64 is not installed", "apt-get install qemu-system-x86")
@@ -28,8 +28,8 @@ func qemu(_ context.Context, f *Facts, _ Options) Check {
 
 const tcgRemedy = "use a machine whose KVM works to have a security boundary; emulation is for development"
 
-// kvm tells whether guests run on KVM. A device that opens proves nothing: only a guest that has run does.
-func kvm(ctx context.Context, f *Facts, _ Options) Check {
+// kvmDevice tells whether guests run on KVM. A device that opens proves nothing: only a guest that has run does.
+func kvmDevice(ctx context.Context, f *Facts, _ Options) Check {
 	switch err := f.OpenKVM(); {
 	case errors.Is(err, fs.ErrNotExist):
 		return result("kvm", Warn, "there is no /dev/kvm: sandboxes are emulated (TCG), which is slower and no security boundary", tcgRemedy)

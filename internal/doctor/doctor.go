@@ -75,7 +75,7 @@ type check func(ctx context.Context, f *Facts, o Options) Check
 
 // checks returns all checks in the order of the report.
 func checks() []check {
-	return []check{qemu, kvm, isolation, localhost, cgroups, mmdebstrap, mke2fs, dpkg, memory, diskSpace, dataDir, cacheDir, apiPort, dataPort, clock}
+	return []check{qemuProgram, kvmDevice, isolation, localhost, cgroups, mmdebstrap, mke2fs, dpkg, memory, diskSpace, dataDir, cacheDir, apiPort, dataPort, clock}
 }
 
 // Run makes every check.

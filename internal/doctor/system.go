@@ -33,6 +33,9 @@ func existing(dir string) (string, error) {
 	}
 }
 
+// existingCache tells whether the folder is a cache; opening it would make one: it refuses to make a cache folder.
+func existingCache(dir string) (os.FileInfo, error) { return os.Stat(filepath.Join(dir, "format")) }
+
 func freeSpace(dir string) (Space, error) {
 	dir, err := existing(dir)
 	if err != nil {
