@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// ErrMissing: a program that is needed is not installed.
+// ErrMissing means that a program that is needed is not installed.
 var ErrMissing = errors.New("program is not installed")
 
 // stderrKept is how much of the end of a program's messages an error shows.

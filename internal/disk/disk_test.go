@@ -232,7 +232,9 @@ func BenchmarkCreateQCOW2(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StopTimer()
-		os.Remove(path)
+		if err := os.Remove(path); err != nil {
+			b.Fatal(err)
+		}
 		b.StartTimer()
 	}
 }

@@ -9,7 +9,7 @@ import (
 	"os"
 )
 
-// ErrFormat: a file is not the image it should be.
+// ErrFormat means that a file is not the image it should be.
 var ErrFormat = errors.New("bad disk image")
 
 const (

@@ -31,7 +31,7 @@ func testInit(t testing.TB) []byte {
 }
 
 // boot runs a VM until it powers off and returns its console.
-func boot(t testing.TB, kernel, initrd, layer string) string {
+func boot(t testing.TB, kernel, initrd, layer string) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
 	base, top := filepath.Join(dir, "base.raw"), filepath.Join(dir, "top.qcow2")
@@ -56,12 +56,12 @@ func boot(t testing.TB, kernel, initrd, layer string) string {
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	if err := cmd.Run(); err != nil {
-		t.Fatalf("qemu: %v\n%s", err, console.String())
+		return console.String(), err
 	}
 	if out, err := exec.Command("qemu-img", "check", "-f", "qcow2", top).CombinedOutput(); err != nil {
 		t.Errorf("the disk after use: %v\n%s", err, out)
 	}
-	return strings.ReplaceAll(console.String(), "\r", "")
+	return strings.ReplaceAll(console.String(), "\r", ""), nil
 }
 
 // TestGuestAndBaseBoot boots the real kernel with the real base layer and looks at what a sandbox would find.
@@ -75,7 +75,16 @@ func TestGuestAndBaseBoot(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	console := boot(t, g.Kernel, g.Initrd, base.Layers[0])
+	console, err := boot(t, g.Kernel, g.Initrd, base.Layers[0])
+	if err != nil {
+		// On a machine with far more to do than processors the kernel can fail to calibrate its timers and stop.
+		// The product retries such a boot once, and so does this test.
+		t.Logf("first boot: %v\n%s", err, console)
+		console, err = boot(t, g.Kernel, g.Initrd, base.Layers[0])
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, console)
+	}
 	t.Log(console)
 	for _, want := range []string{`USER SPACE AT `, `LOADED .*/overlay\.ko`, `LOADED .*/nf_tables\.ko`, `LOADED .*/nfsv3\.ko`,
 		`RAN python --version: Python 3\.`, `RAN python3 -c .*: ok: err=<nil>`, `RAN pip --version: pip `,

@@ -23,7 +23,7 @@ func sharedCache(t *testing.T) *image.Cache {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close() })
+	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 

@@ -8,11 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 )
 
-// ErrModule: the kernel package lacks a module, or one cannot be read.
+// ErrModule means that the kernel package lacks a module, or one cannot be read.
 var ErrModule = errors.New("kernel module")
 
 // required is what the agent cannot start a guest without, in load order.
@@ -82,9 +81,15 @@ func (s *moduleSet) load(name string) (module, error) {
 	if err != nil {
 		return module{}, fmt.Errorf("%w %s: %w", ErrModule, name, err)
 	}
-	m := module{Name: name, Path: rel[:strings.Index(rel, ".ko")] + ".ko", Depends: depends, Data: data}
+	m := module{Name: name, Path: withoutCompression(rel), Depends: depends, Data: data}
 	s.loaded[name] = m
 	return m, nil
+}
+
+// withoutCompression is the path of a module with what follows ".ko" cut off.
+func withoutCompression(file string) string {
+	before, _, _ := strings.Cut(file, ".ko")
+	return before + ".ko"
 }
 
 // moduleDepends reads the "depends=" entry of a module's information section.
@@ -151,14 +156,4 @@ func (s *moduleSet) order(names []string, optional bool) ([]module, error) {
 		}
 	}
 	return out, nil
-}
-
-// known lists the names of all modules, for messages.
-func (s *moduleSet) known() []string {
-	names := make([]string, 0, len(s.files))
-	for n := range s.files {
-		names = append(names, n)
-	}
-	sort.Strings(names)
-	return names
 }

@@ -19,7 +19,7 @@ func sharedCache(t *testing.T) *Cache {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { c.Close() })
+	t.Cleanup(func() { _ = c.Close() })
 	return c
 }
 

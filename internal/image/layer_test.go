@@ -117,7 +117,9 @@ func TestEqualInputGivesEqualLayers(t *testing.T) {
 }
 
 func TestLayerRefusesBadArchives(t *testing.T) {
-	reg := func(name string) *tar.Header { return &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: 3} }
+	reg := func(name string) *tar.Header {
+		return &tar.Header{Name: name, Typeflag: tar.TypeReg, Mode: 0o644, Size: 3}
+	}
 	whole := tarOf(t, reg("a"), reg("b")).Bytes()
 	cases := map[string][]byte{
 		"parent":                 tarOf(t, reg("../x")).Bytes(),

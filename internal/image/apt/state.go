@@ -8,12 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/space-sandbox/space/internal/buildtools"
 )
 
-// ErrNoPackage: the sources do not carry a package.
+// ErrNoPackage means that the sources do not carry a package.
 var ErrNoPackage = errors.New("package not found")
 
 // Settings returns the machine's transport settings as apt configuration lines: how to reach sources, never which
@@ -64,7 +65,7 @@ func NewState(ctx context.Context, dir string, sources []Source) (*State, error)
 		}
 	}
 	s := &State{dir: dir, sources: sources, config: filepath.Join(dir, "apt.conf")}
-	config := append(settings,
+	config := slices.Concat(settings, []string{
 		fmt.Sprintf("Dir::State %q;", dir), fmt.Sprintf("Dir::State::Lists %q;", filepath.Join(dir, "lists")),
 		fmt.Sprintf("Dir::State::Status %q;", filepath.Join(dir, "status")),
 		fmt.Sprintf("Dir::Cache %q;", filepath.Join(dir, "cache")),
@@ -72,7 +73,7 @@ func NewState(ctx context.Context, dir string, sources []Source) (*State, error)
 		`Dir::Etc::SourceParts "/dev/null";`, `Dir::Etc::Parts "/dev/null";`, `Dir::Etc::Main "/dev/null";`,
 		`Dir::Etc::Preferences "/dev/null";`, `Dir::Etc::PreferencesParts "/dev/null";`,
 		`APT::Architecture "amd64";`, `APT::Architectures "amd64";`, `Acquire::Languages "none";`,
-		`APT::Sandbox::User "root";`, `APT::Get::AllowUnauthenticated "false";`)
+		`APT::Sandbox::User "root";`, `APT::Get::AllowUnauthenticated "false";`})
 	files := map[string]string{"apt.conf": strings.Join(config, "\n") + "\n", "status": "", "sources.list": List(sources)}
 	for name, text := range files {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {

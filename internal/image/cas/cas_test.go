@@ -134,9 +134,8 @@ func TestManyCallersBuildOnce(t *testing.T) {
 }
 
 func TestDamageIsDetectedAndRepaired(t *testing.T) {
-	remove := func(path string) error { return os.Remove(path) }
 	damage := map[string]func(path string) error{
-		"missing":   remove,
+		"missing":   os.Remove,
 		"truncated": func(path string) error { return os.Truncate(path, 2) },
 		"longer":    func(path string) error { return os.Truncate(path, 20) },
 		"a folder":  func(path string) error { return errors.Join(os.Remove(path), os.Mkdir(path, 0o755)) },

@@ -14,7 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoRecord: nothing was committed under that kind and key.
+// ErrNoRecord means that nothing was committed under that kind and key.
 var ErrNoRecord = errors.New("not in the cache")
 
 // Record is what a kind of cached thing stores: JSON that names blobs.

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// ErrCorrupt: the cache holds something other than what its records say.
+// ErrCorrupt means that the cache holds something other than what its records say.
 var ErrCorrupt = errors.New("cache is corrupt")
 
 // formatVersion is the layout that this package writes.
@@ -84,7 +84,7 @@ func (s *Store) commit(path string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	defer t.Close()
+	defer func() { _ = t.Close() }() // what is left of it goes at the next Open
 	tmp := t.Path("data")
 	f, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o444)
 	if err != nil {
@@ -149,7 +149,7 @@ func (s *Store) IngestBytes(ctx context.Context, data []byte) (Blob, error) {
 	if err != nil {
 		return Blob{}, err
 	}
-	defer t.Close()
+	defer func() { _ = t.Close() }() // what is left of it goes at the next Open
 	file := t.Path("data")
 	if err := os.WriteFile(file, data, 0o600); err != nil {
 		return Blob{}, err

@@ -30,7 +30,7 @@ func (s *Store) Temp() (*Temp, error) {
 			return nil, err
 		}
 		if err := os.Mkdir(dir, 0o700); err != nil {
-			os.Remove(lock.Name())
+			err = errors.Join(err, os.Remove(lock.Name()))
 			lock.Close()
 			return nil, err
 		}

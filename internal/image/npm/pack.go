@@ -21,10 +21,10 @@ import (
 	"github.com/space-sandbox/space/internal/buildtools"
 )
 
-// ErrNotFound: the registry has no such package or version.
+// ErrNotFound means that the registry has no such package or version.
 var ErrNotFound = errors.New("not in the npm registry")
 
-// ErrIntegrity: what came is not what the registry describes.
+// ErrIntegrity means that what came is not what the registry describes.
 var ErrIntegrity = errors.New("npm package does not match its digest")
 
 const (
