@@ -212,7 +212,7 @@ func TestCommandRunsInAMicroVM(t *testing.T) {
 	if r.exit.StdoutBytes != 3 || r.exit.StderrBytes != 5 {
 		t.Errorf("totals %+v", r.exit)
 	}
-	out := shared.sh(t, sb.ID, "id -un; pwd; sudo id -u; node -e 'console.log(process.versions.node.split(`.`)[0] >= 20)'; uname -s; command -v git curl npm python ip ps")
+	out := shared.sh(t, sb.ID, "id -un; pwd; sudo id -u; node -e 'console.log(process.versions.node.split(`.`)[0] >= 20)'; uname -s; for c in git curl npm python ip ps; do command -v $c; done")
 	for _, want := range []string{"user\n/home/user\n0\ntrue\nLinux\n", "/git", "/curl", "/npm", "/python", "/ip", "/ps"} {
 		if !strings.Contains(out, want) {
 			t.Errorf("%q lacks %q", out, want)
