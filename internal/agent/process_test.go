@@ -190,7 +190,7 @@ func TestBackpressure(t *testing.T) {
 	}
 	s.Receive()
 	cancel()
-	s.Close()
+	_ = s.Close()
 	last := func() uint64 {
 		l, err := h.procs.List(t.Context(), connect.NewRequest(&agentv1.ListRequest{}))
 		if err != nil || len(l.Msg.GetProcesses()) != 1 || l.Msg.GetProcesses()[0].GetExited() {
@@ -237,7 +237,7 @@ func TestFollowAndAck(t *testing.T) {
 	}
 	for s.Receive() {
 	}
-	s.Close()
+	_ = s.Close()
 	if _, err := h.run("f", sh("true")); connect.CodeOf(err) != connect.CodeAlreadyExists {
 		t.Errorf("again: %v", err)
 	}
@@ -308,7 +308,7 @@ func TestStdin(t *testing.T) {
 		for s.Receive() {
 			out += string(s.Msg().GetOutput().GetData())
 		}
-		s.Close()
+		_ = s.Close()
 		if got := strings.ReplaceAll(out, "\r", ""); !strings.HasSuffix(got, "ready\nabc\nde\nf\n") {
 			t.Errorf("%s read %q", id, got)
 		}
@@ -389,7 +389,7 @@ func TestSignalTargets(t *testing.T) {
 				t.Errorf("%v: %v", target, e)
 			}
 		}
-		s.Close()
+		_ = s.Close()
 		for _, bad := range []*agentv1.SignalRequest{{ProcessId: id, Signal: 0, Target: target}, {ProcessId: id, Signal: 65, Target: target}} {
 			if _, err := h.procs.Signal(t.Context(), connect.NewRequest(bad)); connect.CodeOf(err) != connect.CodeInvalidArgument {
 				t.Errorf("%v: %v", bad, err)

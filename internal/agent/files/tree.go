@@ -166,7 +166,7 @@ func outside(dir string, st *unix.Stat_t) error {
 	if err != nil {
 		return err
 	}
-	defer func() { unix.Close(fd) }()
+	defer func() { _ = unix.Close(fd) }()
 	var last unix.Stat_t
 	for {
 		var at unix.Stat_t
@@ -184,7 +184,7 @@ func outside(dir string, st *unix.Stat_t) error {
 		if err != nil {
 			return err
 		}
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		fd = up
 	}
 }
