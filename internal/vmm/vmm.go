@@ -71,7 +71,8 @@ type BootSource struct {
 	Kernel, Initrd string
 	Cmdline        string // the driver adds what its machine needs (console, tsc=reliable, ...)
 	// MemoryFile becomes the guest's RAM, shared: after Stop it is the RAM image. Opened read-write by the caller,
-	// of any size; the driver sizes it.
+	// of any size; the driver sizes it. When the VMM runs as another user, the file belongs to that user until the
+	// VM has ended.
 	MemoryFile *os.File
 }
 
