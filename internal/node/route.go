@@ -3,8 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
-	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"strings"
@@ -33,6 +32,9 @@ func (n *Node) pass(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	if e.shim != nil && e.shim.Alive() {
+		// Without it the server closes the request's body when the answer begins. Should the end of the body not have
+		// been passed on by then, the connection to the shim breaks, and the answer with it. HTTP/2 needs no asking.
+		_ = http.NewResponseController(w).EnableFullDuplex()
 		n.proxy(e).ServeHTTP(w, r)
 		return
 	}
@@ -66,7 +68,7 @@ func (n *Node) proxy(e *entry) http.Handler {
 	return &httputil.ReverseProxy{
 		Transport:     e.shim.Transport(),
 		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0),
+		ErrorLog:      slog.NewLogLogger(n.log.Handler(), slog.LevelInfo),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "shim", "shim"
 			r.Out.Header.Set("Authorization", token)

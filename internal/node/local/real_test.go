@@ -223,6 +223,11 @@ func TestMicroVM(t *testing.T) {
 	if out, code := r.run(id, "/bin/true"); code != 0 || out != "" {
 		t.Errorf("true: %d, %q", code, out)
 	}
+	for i := range 40 {
+		if out, code := r.run(id, "/bin/echo", strconv.Itoa(i)); code != 0 || out != strconv.Itoa(i)+"\n" {
+			t.Errorf("echo %d: exit %d, output %q", i, code, out)
+		}
+	}
 	r.files(id)
 	for _, u := range r.n.Usages() {
 		t.Logf("PSS of shim %d KiB, of VMM %d KiB", u.ShimPSS>>10, u.VMMPSS>>10)
