@@ -42,7 +42,7 @@ func (Images) Base(ctx context.Context, path string, sizeMiB uint32) (err error)
 	defer func() {
 		f.Close()
 		if err != nil {
-			os.Remove(path)
+			err = errors.Join(err, os.Remove(path))
 		}
 	}()
 	if err := f.Truncate(int64(sizeMiB) * mib); err != nil {

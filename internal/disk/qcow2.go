@@ -65,7 +65,7 @@ func CreateQCOW2(path string, size int64) (err error) {
 			err = cerr
 		}
 		if err != nil {
-			os.Remove(path)
+			err = errors.Join(err, os.Remove(path))
 		}
 	}()
 	if err := f.Truncate(usedClusters * clusterSize); err != nil {

@@ -137,7 +137,9 @@ func (c *Client) Pack(ctx context.Context, dir, name string, major int) (Archive
 	}
 	a := Archive{Path: filepath.Join(dir, fmt.Sprintf("%s-%s.tgz", name, version)), Version: version}
 	if err := c.download(ctx, doc.Versions[version], a.Path); err != nil {
-		os.Remove(a.Path)
+		if rerr := os.Remove(a.Path); rerr != nil && !errors.Is(rerr, os.ErrNotExist) {
+			err = errors.Join(err, rerr)
+		}
 		return Archive{}, fmt.Errorf("npm package %s: %w", name, err)
 	}
 	return a, nil
