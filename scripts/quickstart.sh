@@ -2,12 +2,14 @@
 # Starts the platform in the background, unless it runs already, and runs a command in a first microVM.
 # `make quickstart` calls it after setup and build. The platform stays running; `scripts/quickstart.sh stop` ends it.
 #
-#   SPACE_DATA_DIR  where sandboxes live (default ~/.local/share/space)
+#   SPACE_DATA_DIR  where sandboxes live (default /var/lib/space for root, else ~/.local/share/space)
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 cd "$ROOT"
 
-DATA_DIR=${SPACE_DATA_DIR:-${XDG_DATA_HOME:-$HOME/.local/share}/space}
+# The same default as that of bin/space, so that the commands printed at the end find the server's key.
+if [ "$(id -u)" = 0 ]; then DATA_DIR=/var/lib/space; else DATA_DIR=${XDG_DATA_HOME:-$HOME/.local/share}/space; fi
+DATA_DIR=${SPACE_DATA_DIR:-$DATA_DIR}
 API=127.0.0.1:8700
 DATA=127.0.0.1:8701
 PID_FILE=$DATA_DIR/quickstart.pid
@@ -36,7 +38,7 @@ stop() {
     sleep 0.2
   done
   rm -f "$PID_FILE"
-  note "stopped; sandboxes and data stay in $DATA_DIR"
+  note "stopped; sandboxes go on until the next start takes them over (data in $DATA_DIR)"
 }
 
 start() {
@@ -86,8 +88,8 @@ next_steps() {
   heading "Three things to try next"
   cat <<TEXT
     bin/space run -- bash -c 'id; uname -a; node --version'    another microVM, another command
-    bin/space --help                                           create, exec, files, ports, fork, suspend
-    curl -s http://$API/openapi.json | head -c 400              the HTTP API
+    bin/space run -it -- bash                                  a shell in a microVM of its own
+    bin/space doctor                                           what works on this machine, and what to do about the rest
 
     The platform goes on running in the background (process $(running || echo '?'), data in $DATA_DIR).
     Stop it with: scripts/quickstart.sh stop
