@@ -324,7 +324,7 @@ func TestStdinFull(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	s.Receive()
 	big := strings.Repeat("x", 200<<10)
 	r, err := h.write("full", 0, big, false)
@@ -351,7 +351,7 @@ func TestTerminal(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	out, code := "", int32(-1)
 	for s.Receive() {
 		before := strings.Contains(out, "ready")

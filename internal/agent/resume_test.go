@@ -92,7 +92,7 @@ func TestFreeze(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	s.Receive()
 	for range 2 {
 		f, err := h.agent.Freeze(t.Context(), connect.NewRequest(&agentv1.FreezeRequest{}))
