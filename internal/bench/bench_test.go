@@ -35,3 +35,25 @@ func TestFigure(t *testing.T) {
 		t.Errorf("%s, %v", data, err)
 	}
 }
+
+func TestParentOf(t *testing.T) {
+	for in, want := range map[string]string{"7 (a) S 3 1": "3", "7 (a) b) (c) R 12 1": "12", "": "", "7 (a)": "", "7 (a) S x": ""} {
+		if got := parentOf(in); got != want {
+			t.Errorf("parentOf(%q) = %q, want %q", in, got, want)
+		}
+	}
+}
+
+func TestPSSOfThisProcess(t *testing.T) {
+	self := "self"
+	alone := pss(self, nil)
+	if alone == 0 {
+		t.Fatal("no PSS")
+	}
+	if both := pss(self, map[string][]string{self: {"1000000000"}}); both == 0 {
+		t.Error("a child that has ended hides its parent")
+	}
+	if got := ShimMemory("/nonexistent")(); len(got) != 0 {
+		t.Errorf("%v", got)
+	}
+}

@@ -63,6 +63,9 @@ func (a *app) privateBench(ctx context.Context, cfg bench.Config, cacheDir strin
 			return perr
 		}
 		*s.client = p.client
+		if s.pool > 0 {
+			cfg.PSS = bench.ShimMemory(p.dir)
+		}
 	}
 	return a.bench(ctx, cfg)
 }
