@@ -35,7 +35,7 @@ func (s *Server) createKey(c *call) error {
 	}
 	req := control.CreateKey{Name: in.Name, Scopes: in.Scopes, Metadata: in.Metadata}
 	check := &checker{schemas: s.schemas}
-	check.metadata("metadata", in.Metadata)
+	check.metadata(in.Metadata)
 	check.noNUL("name", in.Name)
 	if in.ExpiresAt != nil {
 		t, err := time.Parse(time.RFC3339Nano, *in.ExpiresAt)

@@ -315,9 +315,9 @@ func (c *call) once(fn func(context.Context) error) (replayed bool, err error) {
 	return replayed, err
 }
 
-// step returns a context with the deadline of one call into a guest, longer by extra.
-func (c *call) step(extra time.Duration) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(c.ctx(), guestio.CallTimeout+extra)
+// step returns a context with the deadline of one call into a guest.
+func (c *call) step() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(c.ctx(), guestio.CallTimeout)
 }
 
 // draining derives a context that also ends when the server drains, for waits that can be cut short.

@@ -245,9 +245,9 @@ func TestHosts(t *testing.T) {
 
 func TestPanicsAreAnswered(t *testing.T) {
 	b := newBench(t)
-	guests := b.Service.Guests
-	b.Service.Guests = nil // the next use of a guest is a nil dereference
-	defer func() { b.Service.Guests = guests }()
+	guests := b.Guests
+	b.Guests = nil // the next use of a guest is a nil dereference
+	defer func() { b.Guests = guests }()
 	got := b.do(t, "GET", b.fill("/sandboxes/{id}/processes"), nil)
 	if e := got.refused(t, 500, "internal"); strings.Contains(e.Message, "nil") {
 		t.Errorf("the panic's text comes through: %s", e.Message)

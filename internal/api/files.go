@@ -249,7 +249,7 @@ func (c *call) part(g *control.Guest, path []byte, user string) (*byteRange, err
 	if header == "" || !wellFormedRange(header) {
 		return nil, nil
 	}
-	ctx, cancel := c.step(0)
+	ctx, cancel := c.step()
 	defer cancel()
 	resp, err := g.Files.Stat(ctx, connect.NewRequest(&agentv1.StatRequest{Path: path, User: user, Follow: true}))
 	if err != nil {
@@ -346,7 +346,7 @@ func (s *Server) statFile(c *call) error {
 }
 
 func (c *call) stat(g *control.Guest, path []byte, user string, follow bool) (*agentv1.Entry, error) {
-	ctx, cancel := c.step(0)
+	ctx, cancel := c.step()
 	defer cancel()
 	resp, err := g.Files.Stat(ctx, connect.NewRequest(&agentv1.StatRequest{Path: path, User: user, Follow: follow}))
 	if err != nil {
@@ -368,7 +368,7 @@ func (s *Server) listFiles(c *call) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := c.step(0)
+	ctx, cancel := c.step()
 	defer cancel()
 	resp, err := g.Files.ListDir(ctx, connect.NewRequest(&agentv1.ListDirRequest{
 		Path: path, User: user, Depth: uint32(c.number("depth", 1)),

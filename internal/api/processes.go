@@ -126,7 +126,7 @@ func (s *Server) listProcesses(c *call) error {
 			return sandbox.Invalid("cursor", "cursor", "must be the next_cursor of a page before")
 		}
 	}
-	ctx, cancel := c.step(0)
+	ctx, cancel := c.step()
 	defer cancel()
 	resp, err := g.Processes.ListProcesses(ctx, connect.NewRequest(&nodev1.ListProcessesRequest{
 		After: after, Limit: uint32(c.number("limit", sandbox.DefaultPageLimit)),

@@ -33,7 +33,7 @@ func (s *Server) createSandbox(c *call) error {
 		return err
 	}
 	check := &checker{schemas: s.schemas}
-	check.metadata("metadata", in.Metadata)
+	check.metadata(in.Metadata)
 	check.env("env", in.Env)
 	if err := check.err(); err != nil {
 		return err
@@ -124,7 +124,7 @@ func (s *Server) listSandboxes(c *call) error {
 		}
 	}
 	check := &checker{schemas: s.schemas}
-	check.metadata("metadata", q.Metadata)
+	check.metadata(q.Metadata)
 	if err := check.err(); err != nil {
 		return err
 	}
@@ -151,7 +151,7 @@ func (s *Server) updateSandbox(c *call) error {
 		return err
 	}
 	check := &checker{schemas: s.schemas}
-	check.metadata("metadata", in.Metadata)
+	check.metadata(in.Metadata)
 	if err := check.err(); err != nil {
 		return err
 	}
@@ -218,7 +218,8 @@ func (s *Server) getOperation(c *call) error {
 }
 
 // metadata checks the limits that count bytes.
-func (c *checker) metadata(path string, m map[string]string) {
+func (c *checker) metadata(m map[string]string) {
+	const path = "metadata"
 	if len(m) > sandbox.MaxMetadata {
 		c.add(path, "max_properties", "must have at most %d entries", sandbox.MaxMetadata)
 		return

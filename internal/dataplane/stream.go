@@ -126,12 +126,12 @@ func (f *follower) giveUp(err error) error {
 		return err
 	}
 	reason, retryable := reasonLost, true
-	switch e := sandbox.AsError(err); {
-	case e.Code == sandbox.CodeUnauthorized:
+	switch e := sandbox.AsError(err); e.Code {
+	case sandbox.CodeUnauthorized:
 		reason, retryable = reasonRevoked, false
-	case e.Code == sandbox.CodeNotFound:
+	case sandbox.CodeNotFound:
 		reason, retryable = reasonDeleted, false
-	case e.Code == sandbox.CodeConflict:
+	case sandbox.CodeConflict:
 		reason, retryable = reasonOf(sandbox.State(e.Details.State))
 	}
 	var after uint32

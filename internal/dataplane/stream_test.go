@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -92,7 +93,7 @@ func TestEveryByteOnceThroughCutsOnBothSides(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil && err != errStop {
+		if err != nil && !errors.Is(err, errStop) {
 			t.Fatalf("connection %d: %v", connection, err)
 		}
 		if err == nil {
@@ -135,7 +136,7 @@ func TestResumeIsExact(t *testing.T) {
 				}
 				return nil
 			})
-			if err != nil && err != errStop {
+			if err != nil && !errors.Is(err, errStop) {
 				t.Fatalf("seed %d: %v", seed, err)
 			}
 		}
@@ -277,7 +278,7 @@ func TestQuietStreamBeginsAndPings(t *testing.T) {
 		}
 		return nil
 	})
-	if err != errStop {
+	if !errors.Is(err, errStop) {
 		t.Fatal(err)
 	}
 	eventually(t, "a client that left frees the guest's stream", func() bool { return b.Guests.Streams() == 0 })
