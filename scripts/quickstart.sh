@@ -59,16 +59,14 @@ start() {
   wait_ready "$pid"
 }
 
-# wait_ready shows what the platform says until it answers. The first start makes the base template.
+# wait_ready says what the platform waits for until it is ready. The first start makes the base template.
 wait_ready() {
-  local pid=$1 began=$SECONDS shown=0 lines
+  local pid=$1 began=$SECONDS shown='' reason
   while ! ready; do
-    if [ -r "$LOG" ]; then
-      lines=$(wc -l <"$LOG")
-      if [ "$lines" -gt "$shown" ]; then
-        sed -n "$((shown + 1)),${lines}p" "$LOG" | sed "s/^/    [$((SECONDS - began)) s] /"
-        shown=$lines
-      fi
+    reason=$(curl -sS --max-time 5 "http://$API/readyz" 2>/dev/null | sed -n 's/.*"message" *: *"\([^"]*\)".*/\1/p' | head -n1) || true
+    if [ -n "$reason" ] && [ "$reason" != "$shown" ]; then
+      note "[$((SECONDS - began)) s] $reason"
+      shown=$reason
     fi
     kill -0 "$pid" 2>/dev/null || die "the platform ended; the end of $LOG: $(tail -n 5 "$LOG")"
     [ $((SECONDS - began)) -lt $READY_SECONDS ] || die "not ready after $READY_SECONDS s; see $LOG"
