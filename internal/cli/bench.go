@@ -179,7 +179,7 @@ func freePorts(ctx context.Context) (string, string, error) {
 		if err != nil {
 			return "", "", err
 		}
-		defer l.Close()
+		defer func() { _ = l.Close() }()
 		out[i] = l.Addr().String()
 	}
 	return out[0], out[1], nil

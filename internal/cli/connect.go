@@ -50,7 +50,7 @@ const createPatience = 15 * time.Minute
 
 // createSandbox makes a running sandbox. The ID is known to got as soon as there is one, so that the caller can
 // delete it even if this fails or is interrupted.
-func (a *app) createSandbox(ctx context.Context, c *client.Client, req client.CreateSandbox, got func(id string)) (*client.Sandbox, error) {
+func (a *app) createSandbox(ctx context.Context, c *client.Client, req client.CreateSandbox, got func(id string)) error {
 	p := a.progress()
 	defer p.done()
 	var acc *client.Accepted
@@ -61,12 +61,12 @@ func (a *app) createSandbox(ctx context.Context, c *client.Client, req client.Cr
 		}
 		var e *client.Error
 		if !errors.As(err, &e) || e.Code != sandbox.CodeServiceUnavailable || time.Since(begin) > createPatience {
-			return nil, fmt.Errorf("create a sandbox from template %q: %w", req.Template, err)
+			return fmt.Errorf("create a sandbox from template %q: %w", req.Template, err)
 		}
 		p.say(e.Message)
 		select {
 		case <-ctx.Done():
-			return nil, context.Cause(ctx)
+			return context.Cause(ctx)
 		case <-time.After(500 * time.Millisecond):
 		}
 	}
@@ -77,7 +77,7 @@ func (a *app) createSandbox(ctx context.Context, c *client.Client, req client.Cr
 		}
 	})
 	if err != nil {
-		return nil, fmt.Errorf("create a sandbox from template %q: %w", req.Template, err)
+		return fmt.Errorf("create a sandbox from template %q: %w", req.Template, err)
 	}
-	return acc.Sandbox, nil
+	return nil
 }

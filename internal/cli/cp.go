@@ -130,7 +130,7 @@ func (a *app) download(ctx context.Context, c *client.Client, id, from, to strin
 		if err != nil {
 			return err
 		}
-		defer root.Close()
+		defer func() { _ = root.Close() }()
 		return downloadFile(ctx, c, id, from, root, filepath.Base(to), e.Mode)
 	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
@@ -141,7 +141,7 @@ func (a *app) download(ctx context.Context, c *client.Client, id, from, to strin
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	entries, err := c.Files(ctx, id, from, maxDepth)
 	if err != nil {
 		return fmt.Errorf("%s: %w", from, err)

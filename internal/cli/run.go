@@ -97,7 +97,7 @@ func (a *app) run(parent context.Context, argv []string, sf *sandboxFlags, cf co
 	defer stop()
 	id := ""
 	code := exitOwn
-	if _, err = a.createSandbox(ctx, c, req, func(s string) { id = s }); err == nil {
+	if err = a.createSandbox(ctx, c, req, func(s string) { id = s }); err == nil {
 		code, err = a.attach(ctx, c, sig, id, argv, cf)
 	}
 	if n, ok := signalled(ctx); ok {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"strconv"
@@ -35,9 +36,9 @@ func (a *app) sandboxCreate() *cobra.Command {
 			ctx, _, stop := watchSignals(cmd.Context())
 			defer stop()
 			id := ""
-			if _, err := a.createSandbox(ctx, c, req, func(s string) { id = s }); err != nil {
+			if err := a.createSandbox(ctx, c, req, func(s string) { id = s }); err != nil {
 				if id != "" { // nobody else knows it
-					return fmt.Errorf("%w; %w", err, a.remove(cmd.Context(), c, id))
+					return errors.Join(err, a.remove(cmd.Context(), c, id))
 				}
 				return err
 			}

@@ -212,7 +212,7 @@ func (d *daemon) serve(ctx context.Context) error {
 	case err = <-failed:
 		err = fmt.Errorf("serve: %w", err)
 	}
-	return errors.Join(err, d.shutdown(servers))
+	return errors.Join(err, d.shutdown(servers)) //nolint:contextcheck // ctx has ended; shutting down has deadlines of its own
 }
 
 func (d *daemon) httpServer(h http.Handler) *http.Server {

@@ -16,7 +16,7 @@ func TestAPortInUseIsAnErrorAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer taken.Close()
+	defer func() { _ = taken.Close() }()
 	for flag, cfg := range map[string]config.Config{
 		"--api-listen":  {APIListen: taken.Addr().String(), DataListen: "127.0.0.1:0"},
 		"--data-listen": {APIListen: "127.0.0.1:0", DataListen: taken.Addr().String()},
