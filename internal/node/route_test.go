@@ -3,7 +3,6 @@ package node
 import (
 	"bytes"
 	"context"
-	"io"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -15,7 +14,6 @@ import (
 	agentv1 "github.com/space-sandbox/space/internal/gen/space/agent/v1"
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
 	"github.com/space-sandbox/space/internal/gen/space/node/v1/nodev1connect"
-	"github.com/space-sandbox/space/internal/node/nodeclient"
 	"github.com/space-sandbox/space/internal/sandbox"
 )
 
@@ -75,45 +73,6 @@ func TestRouteStreamsUp(t *testing.T) {
 	resp, err := stream.CloseAndReceive()
 	if err != nil || resp.Msg.Entry.Size < 16<<20 {
 		t.Fatalf("%v, %v", resp, err)
-	}
-}
-
-// TestRouteAnswersBeforeTheRequestEnds has a shim answer while the caller's body is still open.
-func TestRouteAnswersBeforeTheRequestEnds(t *testing.T) {
-	n := newPlace(t).start()
-	id := n.mustCreate()
-	server := httptest.NewServer(n.Handler())
-	defer server.Close()
-	body, rest := io.Pipe()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+nodev1connect.SandboxServiceStreamEventsProcedure, body)
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/connect+proto")
-	req.Header.Set(nodeclient.SandboxHeader, string(id))
-	go func() { _, _ = rest.Write(make([]byte, 5)) }() // one empty message, and no end of the body
-	resp, err := server.Client().Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
-	event := make([]byte, 7) // an envelope with the event's ID
-	if _, err := io.ReadFull(resp.Body, event); err != nil {
-		t.Fatalf("the answer broke: %v", err)
-	}
-	// The end of the request comes late and must not cut the answer.
-	_ = rest.Close()
-	result := make(chan error, 1)
-	go func() {
-		_, err := resp.Body.Read(event)
-		result <- err
-	}()
-	select {
-	case err := <-result:
-		t.Fatalf("the answer ended with the request: %v", err)
-	case <-time.After(300 * time.Millisecond): // that nothing happens can only be seen by waiting
 	}
 }
 
