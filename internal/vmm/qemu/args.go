@@ -21,7 +21,7 @@ const filterOptions = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resour
 
 // arguments is the machine: all that must be equal between capture and restore. memory is its memory object.
 func arguments(cfg vmm.Config, memory string) []string {
-	accel, cpu := "tcg,thread=multi,tb-size=64", "max" // unbounded, the translation cache grows to 200 MiB
+	accel, cpu := "tcg,thread=multi,tb-size=64", "max,-erms,-fsrm" // unbounded, the translation cache grows to 200 MiB
 	if cfg.Acceleration == vmm.KVM {
 		accel, cpu = "kvm", "host"
 	}
