@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	ackBytes = 128 << 10 // acknowledge at once after this much output
+	ackBytes = 512 << 10 // acknowledge at once after this much output
 	ackDelay = 50 * time.Millisecond
 )
 
