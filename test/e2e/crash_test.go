@@ -26,7 +26,7 @@ type process struct {
 	cmdline   string
 }
 
-// children returns the shims of a server (they name a folder below its data folder) and the VMMs that are theirs.
+// children returns the shims and the VMMs of a server: both name a folder below its data folder.
 func (s *server) children(t *testing.T) (shims, vmms []process) {
 	t.Helper()
 	var all []process
@@ -49,16 +49,13 @@ func (s *server) children(t *testing.T) (shims, vmms []process) {
 			all = append(all, p)
 		}
 	}
-	ours := map[int]bool{}
 	for _, p := range all {
 		if strings.Contains(p.cmdline, s.dir) && !strings.Contains(p.cmdline, " up ") {
-			shims = append(shims, p)
-			ours[p.pid] = true
-		}
-	}
-	for _, p := range all {
-		if ours[p.ppid] && !ours[p.pid] {
-			vmms = append(vmms, p)
+			if strings.HasPrefix(p.comm, "qemu") {
+				vmms = append(vmms, p)
+			} else {
+				shims = append(shims, p)
+			}
 		}
 	}
 	return shims, vmms
@@ -69,11 +66,9 @@ func (s *server) running(t *testing.T) (shim, vmm process) {
 	t.Helper()
 	shims, vmms := s.children(t)
 	for _, v := range vmms {
-		if strings.HasPrefix(v.comm, "qemu") {
-			for _, p := range shims {
-				if p.pid == v.ppid {
-					return p, v
-				}
+		for _, p := range shims {
+			if p.pid == v.ppid {
+				return p, v
 			}
 		}
 	}
