@@ -1,71 +1,96 @@
 package bench
 
 import (
+	"context"
+	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 )
 
-// ShimMemory returns a function that measures, in MiB, what each shim whose command line names dir costs together with
-// its VMM: the PSS, in which a shared page counts by its share. Processes that may not be read are left out.
-func ShimMemory(dir string) func() []float64 {
-	return func() []float64 {
-		children := map[string][]string{}
-		var shims []string
-		stats, _ := filepath.Glob("/proc/[0-9]*/stat")
-		for _, path := range stats {
-			pid := filepath.Base(filepath.Dir(path))
-			data, err := os.ReadFile(path)
-			if err != nil {
-				continue // it has ended
-			}
-			if parent := parentOf(string(data)); parent != "" {
-				children[parent] = append(children[parent], pid)
-			}
-			args, err := os.ReadFile("/proc/" + pid + "/cmdline")
-			if first, _, _ := strings.Cut(string(args), "\x00"); err == nil && strings.HasSuffix(first, "space-shim") && strings.Contains(string(args), dir) {
-				shims = append(shims, pid)
+// crowd is how many sandboxes there are when memory is measured a second time.
+const crowd = 5
+
+// memory measures what idle sandboxes cost that have run one command, if this machine has the server's processes.
+func (b *bench) memory(ctx context.Context) (err error) {
+	if b.Unarmed == nil || b.UnarmedDir == "" {
+		return nil
+	}
+	var ids []string
+	defer func() {
+		for _, id := range ids {
+			err = errors.Join(err, discard(ctx, b.Unarmed, id))
+		}
+	}()
+	for n := 1; n <= min(crowd, max(b.N, 2)); n++ {
+		id, err := create(ctx, b.Unarmed)
+		ids = append(ids, id)
+		if err != nil {
+			return err
+		}
+		if _, err := command(ctx, b.Unarmed, id, "/bin/true"); err != nil {
+			return err
+		}
+		if n == 1 {
+			if err := b.weigh(ctx, n); err != nil {
+				return err
 			}
 		}
-		var out []float64
-		for _, pid := range shims {
-			if kib := pss(pid, children); kib > 0 {
-				out = append(out, float64(kib)/1024)
-			}
-		}
-		return out
 	}
+	if err := b.weigh(ctx, len(ids)); err != nil {
+		return err
+	}
+	return b.weighFloor(ctx)
 }
 
-// parentOf reads the parent's ID from /proc/PID/stat; the program's name before it may hold anything.
-func parentOf(stat string) string {
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	if len(fields) < 2 {
-		return ""
+// weigh measures n sandboxes.
+func (b *bench) weigh(ctx context.Context, n int) error {
+	if err := b.Settle(ctx); err != nil {
+		return err
 	}
-	if _, err := strconv.Atoi(fields[1]); err != nil {
-		return ""
+	all := Memory(b.UnarmedDir)
+	if len(all) != n {
+		return fmt.Errorf("%d shims were found, there are %d sandboxes", len(all), n)
 	}
-	return fields[1]
+	of := fmt.Sprintf(", idle PSS, 1 of %d", n)
+	shim, vmm := b.figure("shim"+of, "MiB"), b.figure("VMM"+of, "MiB")
+	for _, c := range all {
+		shim.add(c.Shim)
+		vmm.add(c.VMM)
+	}
+	return nil
 }
 
-// pss sums up a process and its descendants, in KiB.
-func pss(pid string, children map[string][]string) uint64 {
-	var total uint64
-	data, err := os.ReadFile("/proc/" + pid + "/smaps_rollup")
+// weighFloor measures a VM that has done the same without a shim, and the agent in it.
+func (b *bench) weighFloor(ctx context.Context) (err error) {
+	if b.Floor == nil {
+		return nil
+	}
+	vm, err := b.Floor.Start(ctx)
 	if err != nil {
-		return 0
+		return err
 	}
-	for line := range strings.Lines(string(data)) {
-		var kib uint64
-		if n, _ := fmt.Sscanf(line, "Pss: %d kB", &kib); n == 1 {
-			total = kib
+	defer func() { err = errors.Join(err, vm.Close()) }()
+	if err := vm.Resume(ctx); err != nil {
+		return err
+	}
+	if _, err := vm.Run(ctx, "/bin/true"); err != nil {
+		return err
+	}
+	rss, err := vm.AgentRSS(ctx)
+	if err != nil {
+		return err
+	}
+	b.figure("agent in the guest, RSS", "MiB").add(float64(rss) / (1 << 20))
+	if err := b.Settle(ctx); err != nil {
+		return err
+	}
+	pid := strconv.Itoa(vm.PID())
+	weight := float64(pss(pid, processes().children)) / 1024
+	for _, f := range b.report.Figures {
+		if strings.HasPrefix(f.Name, "VMM,") {
+			f.floor = append(f.floor, weight)
 		}
 	}
-	for _, c := range children[pid] {
-		total += pss(c, children)
-	}
-	return total
+	return nil
 }

@@ -30,6 +30,10 @@ func (f *Figure) add(v float64) { f.samples = append(f.samples, v) }
 
 func (f *Figure) addMS(d time.Duration) { f.add(float64(d) / float64(time.Millisecond)) }
 
+func (f *Figure) addFloorMS(d time.Duration) {
+	f.floor = append(f.floor, float64(d)/float64(time.Millisecond))
+}
+
 // finish computes the percentiles.
 func (f *Figure) finish() {
 	f.N = len(f.samples)
