@@ -59,7 +59,11 @@ func (s *Server) Resume(ctx context.Context, req *connect.Request[agentv1.Resume
 			fmt.Errorf("generation %d is not newer than %d", m.GetGeneration(), current))
 	}
 	id := machineID(m.GetIdentity(), m.GetGeneration())
-	if err := s.apply(ctx, m, id); err != nil {
+	apply := s.apply
+	if m.GetRehearsal() {
+		apply = s.rehearse
+	}
+	if err := apply(ctx, m, id); err != nil {
 		return nil, fault.From(err, "")
 	}
 	return connect.NewResponse(&agentv1.ResumeResponse{WallClock: timestamppb.Now(),
@@ -96,6 +100,18 @@ func (s *Server) apply(ctx context.Context, m *agentv1.ResumeRequest, id string)
 	defer s.mu.Unlock()
 	s.token, s.generation, s.machineID = token, m.GetGeneration(), id
 	return nil
+}
+
+// rehearse takes the steps whose effects the true Resume undoes, and leaves everything frozen.
+func (s *Server) rehearse(ctx context.Context, m *agentv1.ResumeRequest, id string) error {
+	if _, err := s.table.Freeze(ctx); err != nil {
+		return fmt.Errorf("freeze: %w", err)
+	}
+	if err := errors.Join(s.sys.SetClock(m.GetWallClock().AsTime()), s.sys.Reseed(m.GetEntropy()),
+		s.sys.SetMachineID(id), s.sys.SetHostname(m.GetHostname())); err != nil {
+		return err
+	}
+	return s.table.Rehearse(ctx)
 }
 
 func checkResume(m *agentv1.ResumeRequest) error {

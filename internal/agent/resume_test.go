@@ -1,10 +1,12 @@
 package agent_test
 
 import (
+	"context"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	agentv1 "github.com/space-sandbox/space/internal/gen/space/agent/v1"
@@ -60,6 +62,69 @@ func TestResumeFails(t *testing.T) {
 				t.Errorf("run: %v", err)
 			}
 		})
+	}
+}
+
+// TestRehearsal checks that nothing of a rehearsal is seen afterwards but that it happened.
+func TestRehearsal(t *testing.T) {
+	h := newFrozenHost(t)
+	for range 2 {
+		m := resumeRequest(2)
+		m.Rehearsal = true
+		if _, err := h.agent.Resume(t.Context(), connect.NewRequest(m)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	once := []string{"clock 1234", "reseed 64", "machine-id 32", "hostname box"}
+	if got := h.sys.taken(); !slices.Equal(got, append(once, once...)) {
+		t.Errorf("steps %q", got)
+	}
+	if _, err := h.run("p1", sh("true")); connect.CodeOf(err) != connect.CodeFailedPrecondition {
+		t.Errorf("run: %v", err)
+	}
+	p, err := h.agent.Ping(t.Context(), connect.NewRequest(&agentv1.PingRequest{}))
+	if err != nil || p.Msg.GetGeneration() != 0 {
+		t.Errorf("ping with the old token: %v %v", p, err)
+	}
+	if _, err := h.agent.Resume(t.Context(), connect.NewRequest(resumeRequest(2))); err != nil {
+		t.Fatal(err)
+	}
+	h.token = secondToken
+	if r := h.mustRun("p1", sh("echo $GUEST")); r.out[agentv1.Stream_STREAM_STDOUT] != "yes\n" {
+		t.Errorf("after the true one: %+v", r)
+	}
+	m := resumeRequest(2)
+	m.Rehearsal = true
+	if _, err := h.agent.Resume(t.Context(), connect.NewRequest(m)); connect.CodeOf(err) != connect.CodeFailedPrecondition {
+		t.Errorf("a rehearsal of what has happened: %v", err)
+	}
+}
+
+// TestRehearsalKeepsProcessesFrozen checks that a rehearsal thaws no process that was frozen with the template.
+func TestRehearsalKeepsProcessesFrozen(t *testing.T) {
+	h := newHost(t)
+	s, err := h.procs.Run(t.Context(), connect.NewRequest(&agentv1.RunRequest{ProcessId: "busy", Spec: sh("sleep 0.3; echo ran; sleep 60")}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = s.Close() }()
+	s.Receive()
+	if _, err := h.agent.Freeze(t.Context(), connect.NewRequest(&agentv1.FreezeRequest{})); err != nil {
+		t.Fatal(err)
+	}
+	m := resumeRequest(2)
+	m.Rehearsal = true
+	if _, err := h.agent.Resume(t.Context(), connect.NewRequest(m)); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 600*time.Millisecond)
+	defer cancel()
+	f, err := h.procs.Follow(ctx, connect.NewRequest(&agentv1.FollowRequest{ProcessId: "busy", AfterSeq: 1}))
+	if err == nil {
+		defer func() { _ = f.Close() }()
+		if f.Receive() {
+			t.Errorf("it went on: %v", f.Msg())
+		}
 	}
 }
 

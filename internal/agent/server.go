@@ -68,7 +68,8 @@ func New(cfg Config) (*Server, error) {
 	opts := []connect.HandlerOption{connect.WithReadMaxBytes(maxMessage), connect.WithCompression("gzip", nil, nil)}
 	mux := http.NewServeMux()
 	mux.Handle(agentv1connect.NewAgentServiceHandler(s, opts...))
-	mux.Handle(agentv1connect.NewProcessServiceHandler(proc.NewService(table), opts...))
+	path, processes := agentv1connect.NewProcessServiceHandler(proc.NewService(table), opts...)
+	mux.Handle(path, proc.Coalesce(processes))
 	mux.Handle(agentv1connect.NewFileServiceHandler(files.New(db), opts...))
 	s.http = &http.Server{Handler: s.authorize(mux), MaxHeaderBytes: maxHeader, ReadHeaderTimeout: headerWithin}
 	return s, nil

@@ -218,7 +218,7 @@ func (c *creation) getVM(ctx context.Context, p *prepared) error {
 	n.usePool(ctx, w)
 	c.mark("warm")
 	c.report("restore", 0, 0)
-	if c.shim, err = n.arm(ctx, p, w); err != nil {
+	if c.shim, err = n.arm(ctx, p, w, false); err != nil {
 		return connect.NewError(connect.CodeUnavailable, err)
 	}
 	c.mark("restore")

@@ -99,7 +99,7 @@ func (n *Node) refillOne(w *warm) (bool, error) {
 		memory.release()
 		return false, nil
 	}
-	s, err := n.arm(ctx, p, w)
+	s, err := n.arm(ctx, p, w, true)
 	if err != nil {
 		memory.release()
 		if ctx.Err() != nil {

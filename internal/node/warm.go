@@ -319,12 +319,14 @@ func (n *Node) makeTop(ctx context.Context, spec *shimv1.LaunchSpec, dir string)
 	return os.Chown(spec.WritableTop, int(spec.VmmUid), int(spec.VmmUid))
 }
 
-// arm starts a shim that restores a snapshot and waits until it is armed. On error nothing is left of it.
-func (n *Node) arm(ctx context.Context, p *prepared, w *warm) (*shims.Shim, error) {
+// arm starts a shim that restores a snapshot and waits until it is armed; one that is to wait rehearses. On error
+// nothing is left of it.
+func (n *Node) arm(ctx context.Context, p *prepared, w *warm, rehearse bool) (*shims.Shim, error) {
 	ctx, cancel := context.WithTimeout(ctx, n.cfg.ArmTimeout)
 	defer cancel()
 	spec := n.baseSpec(p, w.shape, w.manifest.Layers)
 	spec.Mode = shimv1.LaunchSpec_MODE_RESTORE
+	spec.Rehearse = rehearse
 	spec.ControlToken = w.manifest.ControlToken
 	spec.DeviceState = w.path("state")
 	spec.WritableBacking = w.backing()

@@ -112,6 +112,16 @@ func (c *cgroups) await(ctx context.Context, key, value string) error {
 	}
 }
 
+// empty reports whether there is surely no process.
+func (c *cgroups) empty() bool {
+	data, err := os.ReadFile(filepath.Join(c.user, "cgroup.events"))
+	if err != nil {
+		return false
+	}
+	populated, ok := field(string(data), "populated")
+	return ok && populated == "0"
+}
+
 // eventOf reads one counter of a flat-keyed file; 0 when there is none.
 func eventOf(path, key string) uint64 {
 	data, err := os.ReadFile(path)

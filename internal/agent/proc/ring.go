@@ -11,7 +11,7 @@ import (
 
 const (
 	// ringBytes bounds the output that one process has unacknowledged.
-	ringBytes = 1 << 20
+	ringBytes = 2 << 20
 	// frameCost is what a frame counts beside its data: a process that writes single bytes costs what it uses.
 	frameCost = 192
 )

@@ -40,13 +40,16 @@ func (s *Service) Follow(ctx context.Context, req *connect.Request[agentv1.Follo
 	return follow(ctx, p, req.Msg.GetAfterSeq(), out)
 }
 
+// follow sends what comes. Frames that are there together go out together.
 func follow(ctx context.Context, p *process, seq uint64, out *connect.ServerStream[agentv1.ProcessFrame]) error {
+	hold := holder(ctx)
 	for {
 		frames, end, err := p.ring.after(ctx, seq)
 		if err != nil || end {
 			return fault.From(err, "")
 		}
-		for _, f := range frames {
+		for i, f := range frames {
+			hold(i < len(frames)-1)
 			if err := out.Send(f); err != nil {
 				return err
 			}

@@ -10,15 +10,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// frameBytes is the most output that one frame has.
-const frameBytes = 32 << 10
+const (
+	// frameBytes is the most output that one frame has.
+	frameBytes = 32 << 10
+	// readBytes is the most that is read at once: a system call and a wake-up cost more than the copy.
+	readBytes = 8 * frameBytes
+	// keepBytes is from where on a buffer is handed over to the ring instead of copied.
+	keepBytes = readBytes / 2
+)
 
 // ptyGrace is how long the last output of a terminal may take through the kernel's line discipline when a background
 // child holds the terminal open.
 const ptyGrace = 20 * time.Millisecond
 
 // newBuffer makes a buffer for the pool that all processes share: an idle process holds none.
-func newBuffer() any { b := make([]byte, frameBytes); return &b }
+func newBuffer() any { b := make([]byte, readBytes); return &b }
 
 // source reads one pipe or terminal of a process into its ring. run owns file and closes it.
 type source struct {
@@ -76,13 +82,16 @@ func (s *source) readOnce(fd int) (int, error) {
 		s.buffers.Put(p)
 		return 0, err
 	}
-	if n > frameBytes/2 {
-		s.ring.output(s.stream, (*p)[:n]) // handed over; the pool makes a new one
-		return n, nil
+	data := (*p)[:n]
+	if n < keepBytes {
+		data = append(make([]byte, 0, n), data...)
+		s.buffers.Put(p)
+	} // else handed over; the pool makes a new one
+	for len(data) > 0 {
+		m := min(len(data), frameBytes)
+		s.ring.output(s.stream, data[:m:m])
+		data = data[m:]
 	}
-	data := append(make([]byte, 0, n), (*p)[:n]...)
-	s.buffers.Put(p)
-	s.ring.output(s.stream, data)
 	return n, nil
 }
 

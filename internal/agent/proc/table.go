@@ -35,6 +35,7 @@ type Table struct {
 
 	gate   sync.RWMutex // held for reading while a process starts; guards frozen and env
 	frozen bool
+	held   bool // frozen, and the kernel has said so
 	env    map[string]string
 
 	mu     sync.Mutex
@@ -60,19 +61,41 @@ func New(cfg Config) (*Table, error) {
 func (t *Table) Freeze(ctx context.Context) (int, error) {
 	t.gate.Lock()
 	t.frozen = true
+	held := t.held
 	t.gate.Unlock()
-	return t.Running(), t.cgroups.freeze(ctx, true)
+	if held { // what could undo it is frozen itself
+		return t.Running(), nil
+	}
+	err := t.cgroups.freeze(ctx, true)
+	t.gate.Lock()
+	t.held = err == nil && t.frozen
+	t.gate.Unlock()
+	return t.Running(), err
 }
 
 // Thaw undoes Freeze.
 func (t *Table) Thaw(ctx context.Context) error {
 	t.gate.Lock()
 	defer t.gate.Unlock()
+	t.held = false
 	if err := t.cgroups.freeze(ctx, false); err != nil {
 		return errors.Join(err, t.cgroups.freeze(context.WithoutCancel(ctx), true))
 	}
 	t.frozen = false
 	return nil
+}
+
+// Rehearse thaws and freezes a table in which nothing runs, for what that costs the first time.
+func (t *Table) Rehearse(ctx context.Context) error {
+	t.gate.Lock()
+	defer t.gate.Unlock()
+	if !t.frozen || !t.cgroups.empty() {
+		return nil
+	}
+	t.held = false
+	err := errors.Join(t.cgroups.freeze(ctx, false), t.cgroups.freeze(context.WithoutCancel(ctx), true))
+	t.held = err == nil
+	return err
 }
 
 // SetEnv sets the variables that every later process gets under its own.

@@ -455,15 +455,18 @@ func (x *FreezeResponse) GetProcesses() uint32 {
 }
 
 type ResumeRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Generation    uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
-	WallClock     *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=wall_clock,json=wallClock,proto3" json:"wall_clock,omitempty"`
-	Entropy       []byte                 `protobuf:"bytes,3,opt,name=entropy,proto3" json:"entropy,omitempty"` // 64 bytes or more, fresh from the host's CRNG
-	Hostname      string                 `protobuf:"bytes,4,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Env           map[string]string      `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // given to every later process under its own variables
-	ControlToken  string                 `protobuf:"bytes,6,opt,name=control_token,json=controlToken,proto3" json:"control_token,omitempty"`                                     // replaces the token that this call was made with
-	CaBundle      []byte                 `protobuf:"bytes,7,opt,name=ca_bundle,json=caBundle,proto3" json:"ca_bundle,omitempty"`                                                 // PEM; may be empty
-	Identity      string                 `protobuf:"bytes,8,opt,name=identity,proto3" json:"identity,omitempty"`                                                                 // sandbox ID; machine-id is derived from it and the generation
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Generation   uint64                 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	WallClock    *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=wall_clock,json=wallClock,proto3" json:"wall_clock,omitempty"`
+	Entropy      []byte                 `protobuf:"bytes,3,opt,name=entropy,proto3" json:"entropy,omitempty"` // 64 bytes or more, fresh from the host's CRNG
+	Hostname     string                 `protobuf:"bytes,4,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Env          map[string]string      `protobuf:"bytes,5,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"` // given to every later process under its own variables
+	ControlToken string                 `protobuf:"bytes,6,opt,name=control_token,json=controlToken,proto3" json:"control_token,omitempty"`                                     // replaces the token that this call was made with
+	CaBundle     []byte                 `protobuf:"bytes,7,opt,name=ca_bundle,json=caBundle,proto3" json:"ca_bundle,omitempty"`                                                 // PEM; may be empty
+	Identity     string                 `protobuf:"bytes,8,opt,name=identity,proto3" json:"identity,omitempty"`                                                                 // sandbox ID; machine-id is derived from it and the generation
+	// A rehearsal takes the steps except token, generation and environment, and user processes stay frozen. A VM that
+	// waits for its sandbox has then run the code that the true call needs: in a fresh VM that is most of its time.
+	Rehearsal     bool `protobuf:"varint,9,opt,name=rehearsal,proto3" json:"rehearsal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -552,6 +555,13 @@ func (x *ResumeRequest) GetIdentity() string {
 		return x.Identity
 	}
 	return ""
+}
+
+func (x *ResumeRequest) GetRehearsal() bool {
+	if x != nil {
+		return x.Rehearsal
+	}
+	return false
 }
 
 type ResumeResponse struct {
@@ -3330,7 +3340,7 @@ const file_space_agent_v1_agent_proto_rawDesc = "" +
 	"wall_clock\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\twallClock\"\x0f\n" +
 	"\rFreezeRequest\".\n" +
 	"\x0eFreezeResponse\x12\x1c\n" +
-	"\tprocesses\x18\x01 \x01(\rR\tprocesses\"\xf0\x02\n" +
+	"\tprocesses\x18\x01 \x01(\rR\tprocesses\"\x8e\x03\n" +
 	"\rResumeRequest\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x01 \x01(\x04R\n" +
@@ -3342,7 +3352,8 @@ const file_space_agent_v1_agent_proto_rawDesc = "" +
 	"\x03env\x18\x05 \x03(\v2&.space.agent.v1.ResumeRequest.EnvEntryR\x03env\x12#\n" +
 	"\rcontrol_token\x18\x06 \x01(\tR\fcontrolToken\x12\x1b\n" +
 	"\tca_bundle\x18\a \x01(\fR\bcaBundle\x12\x1a\n" +
-	"\bidentity\x18\b \x01(\tR\bidentity\x1a6\n" +
+	"\bidentity\x18\b \x01(\tR\bidentity\x12\x1c\n" +
+	"\trehearsal\x18\t \x01(\bR\trehearsal\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x8c\x01\n" +

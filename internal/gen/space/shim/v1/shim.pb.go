@@ -157,6 +157,7 @@ type LaunchSpec struct {
 	QemuBinary      string                 `protobuf:"bytes,17,opt,name=qemu_binary,json=qemuBinary,proto3" json:"qemu_binary,omitempty"`
 	Socket          string                 `protobuf:"bytes,18,opt,name=socket,proto3" json:"socket,omitempty"`               // where the shim listens, in the short runtime folder; at most 100 bytes
 	WarmUp          []string               `protobuf:"bytes,19,rep,name=warm_up,json=warmUp,proto3" json:"warm_up,omitempty"` // CAPTURE: shell command lines run once before the freeze, to fill the page cache
+	Rehearse        bool                   `protobuf:"varint,20,opt,name=rehearse,proto3" json:"rehearse,omitempty"`          // RESTORE: rehearse the bind before the VM is stopped, since it will have to wait anyway
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -322,6 +323,13 @@ func (x *LaunchSpec) GetWarmUp() []string {
 		return x.WarmUp
 	}
 	return nil
+}
+
+func (x *LaunchSpec) GetRehearse() bool {
+	if x != nil {
+		return x.Rehearse
+	}
+	return false
 }
 
 type StatusRequest struct {
@@ -732,7 +740,7 @@ var File_space_shim_v1_shim_proto protoreflect.FileDescriptor
 
 const file_space_shim_v1_shim_proto_rawDesc = "" +
 	"\n" +
-	"\x18space/shim/v1/shim.proto\x12\rspace.shim.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18space/node/v1/node.proto\"\xa7\x05\n" +
+	"\x18space/shim/v1/shim.proto\x12\rspace.shim.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18space/node/v1/node.proto\"\xc3\x05\n" +
 	"\n" +
 	"LaunchSpec\x122\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x1e.space.shim.v1.LaunchSpec.ModeR\x04mode\x12\x17\n" +
@@ -756,7 +764,8 @@ const file_space_shim_v1_shim_proto_rawDesc = "" +
 	"\vqemu_binary\x18\x11 \x01(\tR\n" +
 	"qemuBinary\x12\x16\n" +
 	"\x06socket\x18\x12 \x01(\tR\x06socket\x12\x17\n" +
-	"\awarm_up\x18\x13 \x03(\tR\x06warmUp\"@\n" +
+	"\awarm_up\x18\x13 \x03(\tR\x06warmUp\x12\x1a\n" +
+	"\brehearse\x18\x14 \x01(\bR\brehearse\"@\n" +
 	"\x04Mode\x12\x14\n" +
 	"\x10MODE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fMODE_RESTORE\x10\x01\x12\x10\n" +
