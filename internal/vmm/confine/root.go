@@ -31,8 +31,9 @@ type bind struct {
 // buildRoot replaces the root by one that holds only what the spec names. The caller is in a mount namespace of its
 // own, so nothing of it is seen outside, and all of it goes with the process.
 func (s *spec) buildRoot() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("%w: make mounts private: %w", errNamespaces, err)
+	at, err := s.mountingPlace()
+	if err != nil {
+		return err
 	}
 	binds, err := s.binds()
 	if err != nil {
@@ -44,18 +45,34 @@ func (s *spec) buildRoot() error {
 			return err
 		}
 	}
-	if err := unix.Mount("tmpfs", s.Dir, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=1m"); err != nil {
+	if err := unix.Mount("tmpfs", at, "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=1m"); err != nil {
 		return fmt.Errorf("%w: mount root: %w", errNamespaces, err)
 	}
 	for i := range binds {
-		if err := binds[i].attach(s.Dir); err != nil {
+		if err := binds[i].attach(at); err != nil {
 			return err
 		}
 	}
-	if err := mountProc(filepath.Join(s.Dir, "proc")); err != nil {
+	if err := mountProc(filepath.Join(at, "proc")); err != nil {
 		return err
 	}
-	return enterRoot(s.Dir, s.Dir)
+	return enterRoot(at, s.Dir)
+}
+
+// mountingPlace makes the folder private that the new root is mounted on, so that nothing of it is seen outside. That is Dir,
+// except under a chroot: there the mount that Dir lies in is not to be reached by any path, and might be shared with
+// the host. /proc is a mount of its own, whatever the root is.
+func (s *spec) mountingPlace() (string, error) {
+	err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	if err == nil {
+		return s.Dir, nil
+	}
+	if errors.Is(err, unix.EINVAL) {
+		if err = unix.Mount("", "/proc", "", unix.MS_REC|unix.MS_PRIVATE, ""); err == nil {
+			return "/proc", nil
+		}
+	}
+	return "", fmt.Errorf("%w: make mounts private: %w", errNamespaces, err)
 }
 
 // binds lists the pieces, parents before what lies below them.
@@ -210,15 +227,31 @@ func enterRoot(root, dir string) error {
 	if err := unix.Chdir(root); err != nil {
 		return fmt.Errorf("enter root: %w", err)
 	}
-	// The old root ends up on top of the new one, where it is removed at once.
-	if err := unix.PivotRoot(".", "."); err != nil {
-		return fmt.Errorf("%w: pivot root: %w", errNamespaces, err)
-	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("drop old root: %w", err)
+	if err := replaceRoot(); err != nil {
+		return err
 	}
 	if err := unix.Chdir(dir); err != nil {
 		return fmt.Errorf("enter folder: %w", err)
+	}
+	return nil
+}
+
+// replaceRoot makes the working directory the root. The old root ends up on top of the new one, where it is removed at
+// once. Under a chroot the kernel refuses that, and another chroot has to do: leaving it takes a capability, which
+// the program does not get, or a descriptor of a folder outside, which it does not have.
+func replaceRoot() error {
+	err := unix.PivotRoot(".", ".")
+	switch {
+	case err == nil:
+		if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("drop old root: %w", err)
+		}
+		return nil
+	case !errors.Is(err, unix.EINVAL):
+		return fmt.Errorf("%w: pivot root: %w", errNamespaces, err)
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("%w: change root: %w", errNamespaces, err)
 	}
 	return nil
 }
