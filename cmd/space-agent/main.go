@@ -15,10 +15,10 @@ import (
 	"github.com/space-sandbox/space/internal/agent/boot"
 )
 
-// The agent's own memory is small and most of it garbage of single calls: collecting early keeps the guest's memory
-// for the guest, and a restored snapshot small.
+// The agent's own memory is small and most of it garbage of single calls. The limit keeps the guest's memory for the
+// guest; collecting after every few megabytes would take a good part of the time that output and files need.
 const (
-	gcPercent   = 50
+	gcPercent   = 200
 	memoryLimit = 48 << 20
 )
 

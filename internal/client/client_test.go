@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/base64"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -203,6 +204,26 @@ func TestStdinIsSentAgainAtItsOffset(t *testing.T) {
 	if want := "/v1/sessions/cs1/stdin?offset=5&close=true data Bearer t"; got.Load() != want {
 		t.Errorf("%v, want %v", got.Load(), want)
 	}
+}
+
+// FuzzOutput holds the quick parser to the slow one.
+func FuzzOutput(f *testing.F) {
+	for _, seed := range []string{
+		`{"data":"eA==","offset":0}`, `{"data":"","offset":18446744073709551615}`, `{"data":"eA==","offset":01}`,
+		`{"data":"eA==","offset":-1}`, `{"data":"e\/==","offset":1}`, `{"data":"eA=","offset":1}`, `{"data":"eA==","offset":1}}`,
+		`{"data":"eA==","offset":1,"data":"eQ=="}`, `{"offset":1,"data":"eA=="}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		var quick, slow Event
+		if bytes.ContainsAny(data, "\r\n") || !quick.parseOutput(data) {
+			return // a line holds neither
+		}
+		if err := json.Unmarshal(data, &slow); err != nil || !bytes.Equal(quick.Data, slow.Data) || quick.Offset != slow.Offset {
+			t.Fatalf("%q: %q at %d, must be %q at %d, %v", data, quick.Data, quick.Offset, slow.Data, slow.Offset, err)
+		}
+	})
 }
 
 func FuzzEvents(f *testing.F) {

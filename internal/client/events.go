@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -169,24 +170,31 @@ func (f *follower) once(ctx context.Context) (*Event, error) {
 var errMalformed = errors.New("malformed event")
 
 // eventReader parses server-sent events.
-type eventReader struct{ scan *bufio.Scanner }
+type eventReader struct {
+	scan *bufio.Scanner
+	data []byte // of the event that is being read
+}
 
 func newEventReader(r io.Reader) *eventReader {
 	scan := bufio.NewScanner(r)
 	scan.Buffer(make([]byte, 0, 64<<10), maxEvent)
-	return &eventReader{scan}
+	return &eventReader{scan: scan}
 }
 
 // next returns the next event. An event that was cut is not returned.
 func (r *eventReader) next() (*Event, error) {
 	ev := &Event{}
-	var data []byte
+	data := r.data[:0]
+	defer func() { r.data = data }()
 	for r.scan.Scan() {
 		line := r.scan.Bytes()
 		if len(line) == 0 {
 			if ev.Kind == "" {
-				ev, data = &Event{}, nil // a comment, or nothing
+				ev, data = &Event{}, data[:0] // a comment, or nothing
 				continue
+			}
+			if ev.parseOutput(data) {
+				return ev, nil
 			}
 			if err := json.Unmarshal(data, ev); err != nil {
 				return nil, fmt.Errorf("%w: %s: %w", errMalformed, ev.Kind, err)
@@ -205,7 +213,7 @@ func (r *eventReader) next() (*Event, error) {
 		case "event":
 			ev.Kind = string(value)
 		case "data":
-			if data != nil {
+			if len(data) > 0 {
 				data = append(data, '\n')
 			}
 			data = append(data, value...)
@@ -220,6 +228,31 @@ func (r *eventReader) next() (*Event, error) {
 		return nil, err
 	}
 	return nil, errCut
+}
+
+// parseOutput reads output in the very form that the server writes it in, which is nearly all of a stream; anything
+// else is left to the JSON parser.
+func (ev *Event) parseOutput(data []byte) bool {
+	rest, ok := bytes.CutPrefix(data, []byte(`{"data":"`))
+	if !ok {
+		return false
+	}
+	text, rest, ok := bytes.Cut(rest, []byte(`","offset":`))
+	digits, closed := bytes.CutSuffix(rest, []byte("}"))
+	if !ok || !closed || (len(digits) > 1 && digits[0] == '0') || bytes.ContainsAny(digits, "+-_") {
+		return false
+	}
+	offset, err := strconv.ParseUint(string(digits), 10, 64)
+	if err != nil {
+		return false
+	}
+	out := make([]byte, base64.StdEncoding.DecodedLen(len(text)))
+	n, err := base64.StdEncoding.Decode(out, text)
+	if err != nil {
+		return false
+	}
+	ev.Data, ev.Offset = out[:n], offset
+	return true
 }
 
 // WriteStdin writes data at an offset of the process's input; what was taken before is not written twice, so the call

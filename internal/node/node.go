@@ -37,6 +37,7 @@ type Node struct {
 	admission *admission
 	uids      *slots
 	pool      *pool
+	copies    copyBuffers   // of what route passes on
 	refill    chan struct{} // pokes refillLoop
 	kick      chan struct{} // pokes prepareLoop
 	creating  atomic.Int32  // creates under way: refilling waits for none

@@ -68,6 +68,7 @@ func (n *Node) proxy(e *entry) http.Handler {
 	return &httputil.ReverseProxy{
 		Transport:     e.shim.Transport(),
 		FlushInterval: -1,
+		BufferPool:    &n.copies,
 		ErrorLog:      slog.NewLogLogger(n.log.Handler(), slog.LevelInfo),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "shim", "shim"
@@ -79,6 +80,23 @@ func (n *Node) proxy(e *entry) http.Handler {
 		},
 	}
 }
+
+// copyBuffers are what proxied bodies are copied through. Idle ones are freed.
+type copyBuffers struct{ pool sync.Pool }
+
+// copyBytes takes a whole frame of output or a good part of a chunk of a file.
+const copyBytes = 128 << 10
+
+// Get implements httputil.BufferPool.
+func (c *copyBuffers) Get() []byte {
+	if b, ok := c.pool.Get().(*[]byte); ok {
+		return *b
+	}
+	return make([]byte, copyBytes)
+}
+
+// Put implements httputil.BufferPool.
+func (c *copyBuffers) Put(b []byte) { c.pool.Put(&b) }
 
 // archived is the journal of a sandbox whose shim is gone, opened when it is first asked for.
 type archived struct {

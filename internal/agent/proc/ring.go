@@ -38,28 +38,44 @@ func (r *ring) wake() {
 }
 
 func (r *ring) append(f *agentv1.ProcessFrame, size int) {
+	r.add(f, size)
+	r.wake()
+}
+
+// add is append without telling the waiters.
+func (r *ring) add(f *agentv1.ProcessFrame, size int) {
 	f.Seq = r.next
 	r.next++
 	r.bytes += size
 	r.frames = append(r.frames, f)
-	r.wake()
 }
 
-// output adds data, waiting while the ring is full. It keeps data.
+// output adds data in frames, waiting while the ring is full. It keeps data. Readers are woken once for all that
+// fits.
 func (r *ring) output(stream agentv1.Stream, data []byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for r.bytes > 0 && r.bytes+len(data)+frameCost > ringBytes && !r.closed {
-		changed := r.changed
-		r.mu.Unlock()
-		<-changed // closed by ack, or by close at the latest
-		r.mu.Lock()
+	added := false
+	for len(data) > 0 && !r.closed {
+		n := min(len(data), frameBytes)
+		if r.bytes > 0 && r.bytes+n+frameCost > ringBytes {
+			if added {
+				r.wake()
+				added = false
+			}
+			changed := r.changed
+			r.mu.Unlock()
+			<-changed // closed by ack, or by close at the latest
+			r.mu.Lock()
+			continue
+		}
+		r.add(&agentv1.ProcessFrame{Kind: &agentv1.ProcessFrame_Output{
+			Output: &agentv1.Output{Stream: stream, Data: data[:n:n]}}}, n+frameCost)
+		added, data = true, data[n:]
 	}
-	if r.closed {
-		return
+	if added {
+		r.wake()
 	}
-	r.append(&agentv1.ProcessFrame{Kind: &agentv1.ProcessFrame_Output{
-		Output: &agentv1.Output{Stream: stream, Data: data}}}, len(data)+frameCost)
 }
 
 func (r *ring) started(pid int, at time.Time) {

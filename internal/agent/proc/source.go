@@ -87,11 +87,7 @@ func (s *source) readOnce(fd int) (int, error) {
 		data = append(make([]byte, 0, n), data...)
 		s.buffers.Put(p)
 	} // else handed over; the pool makes a new one
-	for len(data) > 0 {
-		m := min(len(data), frameBytes)
-		s.ring.output(s.stream, data[:m:m])
-		data = data[m:]
-	}
+	s.ring.output(s.stream, data)
 	return n, nil
 }
 
