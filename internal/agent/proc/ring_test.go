@@ -1,6 +1,7 @@
 package proc
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"testing"
@@ -38,14 +39,14 @@ func TestRingNumbersAndFrees(t *testing.T) {
 
 func TestRingWaits(t *testing.T) {
 	r := newRing()
-	block := make([]byte, ringBytes/4-frameCost)
-	for range 4 {
+	block := make([]byte, frameBytes)
+	for r.bytes+frameBytes+frameCost <= ringBytes {
 		r.output(agentv1.Stream_STREAM_STDOUT, block)
 	}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		r.output(agentv1.Stream_STREAM_STDOUT, []byte("x"))
+		r.output(agentv1.Stream_STREAM_STDOUT, block)
 	}()
 	select {
 	case <-done:
@@ -56,13 +57,47 @@ func TestRingWaits(t *testing.T) {
 	<-done
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, _, err := r.after(ctx, 5); !errors.Is(err, context.Canceled) {
+	last, _ := r.last()
+	if _, _, err := r.after(ctx, last); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	r.close()
 	r.output(agentv1.Stream_STREAM_STDOUT, append(block, block...)) // does not wait
 	if _, end, err := r.after(t.Context(), 0); !end || err != nil || r.bytes != 0 {
 		t.Errorf("closed: %v %v %d", end, err, r.bytes)
+	}
+}
+
+// TestRingSplits sends more than the ring holds in one piece.
+func TestRingSplits(t *testing.T) {
+	r := newRing()
+	data := make([]byte, 2*ringBytes+frameBytes/2)
+	for i := range data {
+		data[i] = byte(i >> 8)
+	}
+	go func() {
+		r.output(agentv1.Stream_STREAM_STDOUT, data)
+		r.exit(&agentv1.Exited{})
+	}()
+	var got []byte
+	for seq := uint64(0); ; {
+		frames, end, err := r.after(t.Context(), seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if end {
+			break
+		}
+		for _, f := range frames {
+			if seq++; f.GetSeq() != seq || len(f.GetOutput().GetData()) > frameBytes {
+				t.Fatalf("frame %d of %d bytes where %d is due", f.GetSeq(), len(f.GetOutput().GetData()), seq)
+			}
+			got = append(got, f.GetOutput().GetData()...)
+		}
+		r.ack(seq)
+	}
+	if !bytes.Equal(got, data) {
+		t.Errorf("%d of %d bytes, or others", len(got), len(data))
 	}
 }
 
