@@ -35,6 +35,7 @@ type fakeAgent struct {
 	procs      map[string]*fakeProc
 	runs       int
 	files      map[string][]byte
+	rehearsals []*agentv1.ResumeRequest
 	clockSets  int
 }
 
@@ -99,6 +100,10 @@ func (a *fakeAgent) Resume(ctx context.Context, req *connect.Request[agentv1.Res
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if req.Msg.GetRehearsal() {
+		a.rehearsals = append(a.rehearsals, req.Msg)
+		return connect.NewResponse(&agentv1.ResumeResponse{WallClock: timestamppb.New(time.Now().Add(a.skew)), Clocksource: a.clocksource}), nil
+	}
 	a.resume, a.token, a.generation, a.frozen = req.Msg, req.Msg.GetControlToken(), req.Msg.GetGeneration(), false
 	return connect.NewResponse(&agentv1.ResumeResponse{WallClock: timestamppb.New(time.Now().Add(a.skew)), Clocksource: a.clocksource}), nil
 }

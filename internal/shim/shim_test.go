@@ -268,6 +268,22 @@ func TestBindGivesTheIdentityOnce(t *testing.T) {
 	r.shutdown("sandbox_deleted")
 }
 
+// TestRehearsal checks that a VM that is to wait rehearses with an identity and a token that are nobody's.
+func TestRehearsal(t *testing.T) {
+	r := running(t, func(r *rig) { r.spec.Rehearse = true })
+	r.agent.mu.Lock()
+	defer r.agent.mu.Unlock()
+	if len(r.agent.rehearsals) != rehearsals || r.agent.generation != 7+warmUpGeneration {
+		t.Fatalf("%d rehearsals, then generation %d", len(r.agent.rehearsals), r.agent.generation)
+	}
+	for _, m := range append(r.agent.rehearsals[:rehearsals-1:rehearsals-1], r.agent.resume) {
+		last := r.agent.rehearsals[rehearsals-1]
+		if bytes.Equal(m.GetEntropy(), last.GetEntropy()) || m.GetControlToken() == last.GetControlToken() || len(last.GetEnv()) > 0 {
+			t.Errorf("a rehearsal repeats or tells something: %v", m)
+		}
+	}
+}
+
 func TestFailsClosed(t *testing.T) {
 	for name, edit := range map[string]func(*rig){
 		"resume error":  func(r *rig) { r.agent.resumeErr = connect.NewError(connect.CodeInternal, errors.New("no reseed")) },
