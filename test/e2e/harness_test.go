@@ -298,9 +298,10 @@ type processJSON struct {
 }
 
 type exitJSON struct {
-	Code     *int
-	Signal   *string
-	TimedOut bool `json:"timed_out"`
+	Code      *int
+	Signal    *string
+	TimedOut  bool `json:"timed_out"`
+	OOMKilled bool `json:"oom_killed"`
 }
 
 type sessionJSON struct {

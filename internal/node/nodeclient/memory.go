@@ -3,14 +3,19 @@ package nodeclient
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
-// Memory serves a node's handler inside this process. Its connections are socket pairs in memory with real HTTP on
-// them: streams, cancellation and back-pressure behave as they do between machines.
+// Memory serves a node's handler inside this process. Its connections are socket pairs with real HTTP on them:
+// streams, cancellation and back-pressure behave as they do between machines. A pipe without a buffer would not do: an
+// answer that comes before the request has ended would wait for a reader that is still writing.
 type Memory struct {
 	server *http.Server
 	client *http.Client
@@ -49,7 +54,10 @@ func (m *Memory) Close() error {
 }
 
 func (m *Memory) dial(ctx context.Context) (net.Conn, error) {
-	near, far := net.Pipe()
+	near, far, err := socketPair()
+	if err != nil {
+		return nil, err
+	}
 	select {
 	case m.conns <- far:
 		return near, nil
@@ -58,6 +66,28 @@ func (m *Memory) dial(ctx context.Context) (net.Conn, error) {
 	case <-ctx.Done():
 		return nil, errors.Join(ctx.Err(), near.Close(), far.Close())
 	}
+}
+
+// socketPair returns the two ends of a connection that the kernel buffers.
+func socketPair() (near, far net.Conn, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, fmt.Errorf("connect to the node: %w", err)
+	}
+	if near, err = fileConn(fds[0]); err != nil {
+		return nil, nil, errors.Join(err, unix.Close(fds[1]))
+	}
+	if far, err = fileConn(fds[1]); err != nil {
+		return nil, nil, errors.Join(err, near.Close())
+	}
+	return near, far, nil
+}
+
+// fileConn takes over fd.
+func fileConn(fd int) (net.Conn, error) {
+	f := os.NewFile(uintptr(fd), "node")
+	c, err := net.FileConn(f) // holds a copy
+	return c, errors.Join(err, f.Close())
 }
 
 var errClosed = errors.New("the node is not served any more")
