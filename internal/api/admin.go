@@ -59,7 +59,7 @@ func (s *Server) createKey(c *call) error {
 		return err
 	}
 	c.replayed(created.Replayed)
-	return c.json(http.StatusCreated, NewAPIKey{APIKey: *keyOf(created.Key), Key: textOrNull(created.Secret)})
+	return c.json(http.StatusCreated, NewKey{KeyRecord: *keyOf(created.Key), Key: textOrNull(created.Secret)})
 }
 
 func (s *Server) listKeys(c *call) error {
@@ -75,7 +75,7 @@ func (s *Server) listKeys(c *call) error {
 	if err != nil {
 		return err
 	}
-	out := APIKeyPage{Items: make([]*APIKey, 0, len(page.Items)), NextCursor: textOrNull(page.NextCursor)}
+	out := KeyPage{Items: make([]*KeyRecord, 0, len(page.Items)), NextCursor: textOrNull(page.NextCursor)}
 	for _, k := range page.Items {
 		out.Items = append(out.Items, keyOf(k))
 	}

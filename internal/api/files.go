@@ -141,7 +141,7 @@ func (s *Server) getContent(c *call) error {
 	if err != nil {
 		return control.GuestError(err, "")
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	return c.download(&reading{stream: stream, dog: dog}, part, path)
 }
 

@@ -77,7 +77,7 @@ func TestFilesWithoutAHonestSize(t *testing.T) {
 	}
 	// A file that shrank must not look whole.
 	b.Guests.PutFile("/shrunk", []byte(long), 800000)
-	req, _ := http.NewRequest("GET", b.http.URL+b.fill(contentPath)+"?path=/shrunk", nil)
+	req, _ := http.NewRequest(http.MethodGet, b.http.URL+b.fill(contentPath)+"?path=/shrunk", nil)
 	req.Header.Set("X-API-Key", apitest.AdminKey)
 	resp, err := b.http.Client().Do(req)
 	if err != nil {

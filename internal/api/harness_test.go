@@ -65,12 +65,13 @@ func (b *bench) do(t *testing.T, method, path string, body any, headers ...strin
 		req.Header.Set("Content-Type", "application/json")
 	}
 	for i := 0; i+1 < len(headers); i += 2 {
-		if headers[i+1] == "" {
-			req.Header.Del(headers[i])
-		} else if headers[i] == "Host" {
-			req.Host = headers[i+1]
-		} else {
-			req.Header.Set(headers[i], headers[i+1])
+		switch name, value := headers[i], headers[i+1]; {
+		case value == "":
+			req.Header.Del(name)
+		case name == "Host":
+			req.Host = value
+		default:
+			req.Header.Set(name, value)
 		}
 	}
 	resp, err := b.http.Client().Do(req)

@@ -318,7 +318,7 @@ func (s *Server) readOutput(c *call) error {
 	if err != nil {
 		return outputError(err)
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	more := stream.Receive()
 	if !more && stream.Err() != nil {
 		return outputError(stream.Err())

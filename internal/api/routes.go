@@ -167,16 +167,16 @@ func (s *Server) adminRoutes() []*route {
 	}, {
 		method: http.MethodPost, path: "/api-keys", id: "createAPIKey", tag: "api-keys", handle: s.createKey,
 		summary: "Make an API key", description: "The key itself is in this answer and nowhere else.",
-		body: bodyJSON, request: CreateKey{}, answers: []answer{{http.StatusCreated, "The key.", NewAPIKey{}}},
+		body: bodyJSON, request: CreateKey{}, answers: []answer{{http.StatusCreated, "The key.", NewKey{}}},
 		errors: []sandbox.Code{sandbox.CodeConflict, sandbox.CodeIdempotencyConflict},
 	}, {
 		method: http.MethodGet, path: "/api-keys", id: "listAPIKeys", tag: "api-keys", handle: s.listKeys,
 		summary: "List API keys", params: []*huma.Param{limitParam(), cursorParam()},
-		answers: []answer{{http.StatusOK, "A page of keys.", APIKeyPage{}}},
+		answers: []answer{{http.StatusOK, "A page of keys.", KeyPage{}}},
 	}, {
 		method: http.MethodDelete, path: "/api-keys/{id}", id: "revokeAPIKey", tag: "api-keys", handle: s.revokeKey,
 		summary: "Revoke an API key", description: "Ends its streams within 5 seconds.",
-		answers: []answer{{http.StatusOK, "The key's record.", APIKey{}}}, errors: []sandbox.Code{sandbox.CodeNotFound},
+		answers: []answer{{http.StatusOK, "The key's record.", KeyRecord{}}}, errors: []sandbox.Code{sandbox.CodeNotFound},
 	}}
 }
 

@@ -190,8 +190,8 @@ type CreateKey struct {
 	Metadata   map[string]string `json:"metadata,omitempty" maxProperties:"64" doc:"Limits the key to sandboxes with this metadata, which it stamps on those it creates." example:"{\"team\":\"research\"}"`
 }
 
-// APIKey is the record of a key.
-type APIKey struct {
+// KeyRecord is the record of a key.
+type KeyRecord struct {
 	ID         string            `json:"id" doc:"ID of the record." example:"k3k9x0a7c2m5q8w1z4b6n"`
 	Name       string            `json:"name" doc:"What the key is for." example:"ci"`
 	Prefix     string            `json:"prefix" doc:"First characters of the key." example:"e2b_1a2b"`
@@ -205,20 +205,20 @@ type APIKey struct {
 	LastUsedAt *Time             `json:"last_used_at" doc:"When it was last used, to the minute."`
 }
 
-// NewAPIKey answers the request for a key.
-type NewAPIKey struct {
-	APIKey
+// NewKey answers the request for a key.
+type NewKey struct {
+	KeyRecord
 	Key *string `json:"key" doc:"The key itself. Shown once: null when the answer is a replay." example:"e2b_0123456789abcdef0123456789abcdef01234567"`
 }
 
-// APIKeyPage is one page of keys.
-type APIKeyPage struct {
-	Items      []*APIKey `json:"items" doc:"The keys of this page."`
-	NextCursor *string   `json:"next_cursor" doc:"Cursor of the next page; null at the end." example:"k3k9x0a7c2m5q8w1z4b6n"`
+// KeyPage is one page of keys.
+type KeyPage struct {
+	Items      []*KeyRecord `json:"items" doc:"The keys of this page."`
+	NextCursor *string      `json:"next_cursor" doc:"Cursor of the next page; null at the end." example:"k3k9x0a7c2m5q8w1z4b6n"`
 }
 
-func keyOf(k *sandbox.APIKey) *APIKey {
-	out := &APIKey{
+func keyOf(k *sandbox.APIKey) *KeyRecord {
+	out := &KeyRecord{
 		ID: string(k.ID), Name: k.Name, Prefix: k.Prefix, Scopes: append([]string{}, k.Scopes...), SandboxIDs: []string{},
 		Metadata: k.Metadata, ProjectID: k.ProjectID, CreatedAt: Time(k.CreatedAt), ExpiresAt: timeOrNull(k.ExpiresAt),
 		RevokedAt: timeOrNull(k.RevokedAt), LastUsedAt: timeOrNull(k.LastUsedAt),

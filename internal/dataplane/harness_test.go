@@ -46,7 +46,7 @@ func newBench(t testing.TB, change ...func(*Config)) *bench {
 
 func (b *bench) path(verb string) string { return "/v1/sessions/" + string(b.Session.ID) + "/" + verb }
 
-func (b *bench) request(t testing.TB, ctx context.Context, method, path string, body io.Reader, headers ...string) *http.Response {
+func (b *bench) request(ctx context.Context, t testing.TB, method, path string, body io.Reader, headers ...string) *http.Response {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, b.http.URL+path, body)
 	if err != nil {
@@ -72,7 +72,7 @@ func (b *bench) refused(t testing.TB, status int, code, method, path string, bod
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	resp := b.request(t, ctx, method, path, body, headers...)
+	resp := b.request(ctx, t, method, path, body, headers...)
 	defer resp.Body.Close()
 	data, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -106,9 +106,9 @@ func (b *bench) follow(t testing.TB, after uint64, fn func(sse) error) error {
 	if after > 0 {
 		headers = []string{"Last-Event-ID", strconv.FormatUint(after, 10)}
 	}
-	resp := b.request(t, ctx, "GET", b.path("events"), nil, headers...)
+	resp := b.request(ctx, t, "GET", b.path("events"), nil, headers...)
 	defer resp.Body.Close()
-	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "text/event-stream" {
+	if resp.StatusCode != http.StatusOK || resp.Header.Get("Content-Type") != "text/event-stream" {
 		return fmt.Errorf("status %d, type %q", resp.StatusCode, resp.Header.Get("Content-Type"))
 	}
 	return parse(resp.Body, fn)
@@ -119,7 +119,7 @@ func parse(r io.Reader, fn func(sse) error) error {
 	var e sse
 	for {
 		line, err := br.ReadString('\n')
-		if err == io.EOF && line == "" {
+		if errors.Is(err, io.EOF) && line == "" {
 			return nil
 		}
 		if err != nil {

@@ -46,10 +46,10 @@ func TestCORS(t *testing.T) {
 	b := newBench(t)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	resp := b.request(t, ctx, http.MethodOptions, b.path("events"), nil, "Authorization", "", "Origin", "https://page.example")
+	resp := b.request(ctx, t, http.MethodOptions, b.path("events"), nil, "Authorization", "", "Origin", "https://page.example")
 	defer resp.Body.Close()
 	h := resp.Header
-	if resp.StatusCode != 204 || h.Get("Access-Control-Allow-Origin") != "*" || !strings.Contains(h.Get("Access-Control-Allow-Headers"), "Last-Event-ID") ||
+	if resp.StatusCode != http.StatusNoContent || h.Get("Access-Control-Allow-Origin") != "*" || !strings.Contains(h.Get("Access-Control-Allow-Headers"), "Last-Event-ID") ||
 		!strings.Contains(h.Get("Access-Control-Allow-Methods"), "GET") || h.Get("Access-Control-Allow-Credentials") != "" {
 		t.Errorf("%d %v", resp.StatusCode, h)
 	}
@@ -59,7 +59,7 @@ func (b *bench) post(t *testing.T, path, contentType string, body io.Reader) *ht
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	resp := b.request(t, ctx, "POST", path, body, "Content-Type", contentType)
+	resp := b.request(ctx, t, "POST", path, body, "Content-Type", contentType)
 	resp.Body.Close()
 	return resp
 }
@@ -82,7 +82,7 @@ func TestStdin(t *testing.T) {
 		{"?close=true", http.NoBody, "640014"},                       // closing twice is fine
 	} {
 		resp := b.post(t, b.path("stdin")+c.query, binary, c.body)
-		if resp.StatusCode != 204 || c.offset != "" && resp.Header.Get("Space-Stdin-Offset") != c.offset {
+		if resp.StatusCode != http.StatusNoContent || c.offset != "" && resp.Header.Get("Space-Stdin-Offset") != c.offset {
 			t.Errorf("%q: %d, offset %q, want %q", c.query, resp.StatusCode, resp.Header.Get("Space-Stdin-Offset"), c.offset)
 		}
 	}
@@ -103,13 +103,13 @@ func TestFullStdinSaysHowFarItCame(t *testing.T) {
 	body := bytes.Repeat([]byte("x"), 400000)
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	resp := b.request(t, ctx, "POST", b.path("stdin"), bytes.NewReader(body))
+	resp := b.request(ctx, t, "POST", b.path("stdin"), bytes.NewReader(body))
 	defer resp.Body.Close()
-	if resp.StatusCode != 409 || resp.Header.Get("Space-Stdin-Offset") != "300000" || resp.Header.Get("Retry-After") == "" {
+	if resp.StatusCode != http.StatusConflict || resp.Header.Get("Space-Stdin-Offset") != "300000" || resp.Header.Get("Retry-After") == "" {
 		t.Fatalf("%d %v", resp.StatusCode, resp.Header)
 	}
 	b.Guests.Room(-1)
-	if resp := b.post(t, b.path("stdin")+"?offset=300000&close=true", "", bytes.NewReader(body[300000:])); resp.StatusCode != 204 {
+	if resp := b.post(t, b.path("stdin")+"?offset=300000&close=true", "", bytes.NewReader(body[300000:])); resp.StatusCode != http.StatusNoContent {
 		t.Fatalf("the rest: %d", resp.StatusCode)
 	}
 	if got, closed := b.Guests.Stdin(); !bytes.Equal(got, body) || !closed {
@@ -121,7 +121,7 @@ func TestResizeAndSignal(t *testing.T) {
 	b := newBench(t)
 	const js = "application/json"
 	for _, body := range []string{`{"cols":1,"rows":65535}`, ` {"rows":1,"cols":65535} `} {
-		if resp := b.post(t, b.path("resize"), js, strings.NewReader(body)); resp.StatusCode != 204 {
+		if resp := b.post(t, b.path("resize"), js, strings.NewReader(body)); resp.StatusCode != http.StatusNoContent {
 			t.Errorf("%s: %d", body, resp.StatusCode)
 		}
 	}
@@ -132,7 +132,7 @@ func TestResizeAndSignal(t *testing.T) {
 	b.refused(t, 413, "payload_too_large", "POST", b.path("resize"), strings.NewReader(strings.Repeat(" ", 4097)), "Content-Type", js)
 	b.refused(t, 415, "invalid_request", "POST", b.path("signal"), strings.NewReader("{}"), "Content-Type", "text/plain")
 	for _, body := range []string{`{"signal":"SIGUSR1"}`, `{"signal":"SIGRTMIN+3","target":"group"}`} {
-		if resp := b.post(t, b.path("signal"), js, strings.NewReader(body)); resp.StatusCode != 204 {
+		if resp := b.post(t, b.path("signal"), js, strings.NewReader(body)); resp.StatusCode != http.StatusNoContent {
 			t.Errorf("%s: %d", body, resp.StatusCode)
 		}
 	}

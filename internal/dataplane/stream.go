@@ -248,7 +248,7 @@ func (f *follower) read(ctx context.Context, g *control.Guest, start bool, feed 
 		send(received{err: err, end: true})
 		return
 	}
-	defer stream.Close()
+	defer func() { _ = stream.Close() }()
 	for stream.Receive() {
 		if !send(received{event: stream.Msg()}) {
 			return

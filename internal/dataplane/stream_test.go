@@ -337,7 +337,7 @@ func TestDrainRefusesWhatComesLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.refused(t, 503, "service_unavailable", "GET", b.path("events"), nil)
-	resp := b.request(t, ctx, "GET", "/healthz", nil, "Authorization", "")
+	resp := b.request(ctx, t, "GET", "/healthz", nil, "Authorization", "")
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		t.Errorf("healthz %d", resp.StatusCode)

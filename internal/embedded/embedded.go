@@ -12,7 +12,7 @@ import (
 //go:embed all:bin
 var files embed.FS
 
-// ErrMissing: this binary was compiled without its parts.
+// ErrMissing means that this binary was compiled without its parts.
 var ErrMissing = errors.New("this binary was built without the guest agent and shim: build it with make build")
 
 // Agent returns the static Linux binary that runs as PID 1 in the guest.

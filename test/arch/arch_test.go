@@ -12,7 +12,7 @@ const module = "github.com/space-sandbox/space/"
 // layers are the parts of the tree from the bottom up. A package may import packages of its own layer and of layers
 // below; a prefix covers the packages beneath it, and the longest matching prefix decides.
 var layers = [][]string{
-	{"internal/sandbox", "internal/gen", "internal/embedded"},
+	{"internal/sandbox", "internal/gen", "internal/embedded", "internal/buildtools"},
 	{"internal/vmm", "internal/store", "internal/auth", "internal/journal", "internal/link", "internal/disk", "internal/image", "internal/guest"},
 	{"internal/store/sqlite", "internal/vmm/qemu", "internal/agent"},
 	{"internal/shim", "internal/control"},

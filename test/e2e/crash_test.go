@@ -196,8 +196,8 @@ func TestFrozenGuestBlocksNobody(t *testing.T) {
 	}
 	select {
 	case err := <-stuck:
-		if e, ok := err.(*apiError); err != nil && !ok {
-			t.Errorf("call into the frozen guest: %v (%T)", err, e)
+		if err != nil && asAPIError(err) == nil {
+			t.Errorf("call into the frozen guest: %v", err)
 		}
 	case <-time.After(time.Minute):
 		t.Error("the call into the frozen guest never ended")
@@ -227,7 +227,7 @@ func TestIdempotencyAcrossRestart(t *testing.T) {
 		go func() {
 			var a acceptedJSON
 			_, err := s.callErr("POST", "/v1/sandboxes", body, &a, "Idempotency-Key", "two", "Prefer", "wait=60")
-			if e, ok := err.(*apiError); ok && e.Status == http.StatusConflict && e.Retryable {
+			if e := asAPIError(err); e != nil && e.Status == http.StatusConflict && e.Retryable {
 				_, err = s.callErr("POST", "/v1/sandboxes", body, &a, "Idempotency-Key", "two", "Prefer", "wait=60")
 			}
 			if err != nil {

@@ -168,7 +168,7 @@ func TestCutUploadChangesNothing(t *testing.T) {
 		resp.Body.Close()
 		t.Fatalf("cut upload answered %s", resp.Status)
 	}
-	w.Close()
+	_ = w.Close()
 	if got := string(shared.get(t, sb.ID, "/home/user/f")); got != "before" {
 		t.Errorf("the file now holds %d bytes", len(got))
 	}

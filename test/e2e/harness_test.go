@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -107,7 +108,7 @@ func freeAddr() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	return l.Addr().String(), nil
 }
 
@@ -373,6 +374,15 @@ type apiError struct {
 	Status int
 }
 
+// asAPIError returns the error envelope in err, or nil.
+func asAPIError(err error) *apiError {
+	var e *apiError
+	if errors.As(err, &e) {
+		return e
+	}
+	return nil
+}
+
 func (e *apiError) Error() string { return fmt.Sprintf("%d %s: %s", e.Status, e.Code, e.Message) }
 
 func (s *server) call(t *testing.T, method, path string, in, out any, headers ...string) *http.Response {
@@ -385,17 +395,17 @@ func (s *server) call(t *testing.T, method, path string, in, out any, headers ..
 }
 
 // refused makes a call that has to fail, and checks status and code.
-func (s *server) refused(t *testing.T, status int, code, method, path string, in any, headers ...string) *apiError {
+func (s *server) refused(t *testing.T, status int, code, method, path string, in any, headers ...string) *errorJSON {
 	t.Helper()
 	_, err := s.callErr(method, path, in, nil, headers...)
-	e, ok := err.(*apiError)
-	if !ok {
+	e := asAPIError(err)
+	if e == nil {
 		t.Fatalf("%s %s: want %d %s, got %v", method, path, status, code, err)
 	}
 	if e.Status != status || e.Code != code || e.RequestID == "" {
 		t.Fatalf("%s %s: want %d %s, got %v (request_id %q)", method, path, status, code, e, e.RequestID)
 	}
-	return e
+	return &e.errorJSON
 }
 
 type object = map[string]any
@@ -425,7 +435,7 @@ func (s *server) remove(t *testing.T, id string) {
 	default:
 	}
 	_, err := s.callErr("DELETE", "/v1/sandboxes/"+id, nil, nil, "Prefer", "wait=60")
-	if e, ok := err.(*apiError); err != nil && (!ok || e.Status != http.StatusNotFound) {
+	if e := asAPIError(err); err != nil && (e == nil || e.Status != http.StatusNotFound) {
 		t.Errorf("delete %s: %v", id, err)
 	}
 }

@@ -46,8 +46,8 @@ func TestNoRoomIsSaidAtOnce(t *testing.T) {
 	began := time.Now()
 	_, err := s.callErr("POST", "/v1/sandboxes", object{"template": "base", "resources": object{"memory_mib": 4096}}, nil)
 	took := time.Since(began)
-	e, ok := err.(*apiError)
-	if !ok || e.Code != "capacity_unavailable" || e.Status != 503 || !e.Retryable {
+	e := asAPIError(err)
+	if e == nil || e.Code != "capacity_unavailable" || e.Status != 503 || !e.Retryable {
 		t.Fatalf("over the limit: %v", err)
 	}
 	if took > 500*time.Millisecond { // the promise is 100 ms; this machine may be busy

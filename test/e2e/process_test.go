@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -38,7 +39,7 @@ type exitedJSON struct {
 func (s *server) stream(session sessionJSON, after uint64, limit time.Duration, each func(event) bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, "GET", "http://"+s.data+"/v1/sessions/"+session.ID+"/events", nil)
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.data+"/v1/sessions/"+session.ID+"/events", nil)
 	if err != nil {
 		return err
 	}
@@ -63,7 +64,7 @@ func readEvents(r io.Reader, each func(event) bool) error {
 	var e event
 	for {
 		line, err := br.ReadString('\n')
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
@@ -319,8 +320,8 @@ func (s *server) shortProcess(id string, code int) error {
 		bad = r.add(e)
 		return bad == nil
 	})
-	if err != nil || bad != nil {
-		return fmt.Errorf("stream: %v %v", err, bad)
+	if err := errors.Join(err, bad); err != nil {
+		return fmt.Errorf("stream: %w", err)
 	}
 	if got := strings.Join(r.names, " "); got != "started process_exited" || r.code() != code {
 		return fmt.Errorf("events %q, code %d, want %d", got, r.code(), code)

@@ -59,7 +59,8 @@ func TestReadmeIsTrue(t *testing.T) {
 		}
 		cmd := exec.Command("bash", "-c", "exec 2>&1; "+script)
 		cmd.Dir = t.TempDir()
-		cmd.Env = append(shared.cliCommand().Env, "PATH="+filepath.Dir(spaceBin())+":"+os.Getenv("PATH"))
+		cmd.Env = shared.cliCommand().Env
+		cmd.Env = append(cmd.Env, "PATH="+filepath.Dir(spaceBin())+":"+os.Getenv("PATH"))
 		out, err := cmd.Output()
 		if err != nil {
 			t.Errorf("session: %v", err)

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -79,7 +80,7 @@ func Guard(log *slog.Logger, next func(*Recorder, *http.Request)) http.Handler {
 		rec, began := &Recorder{ResponseWriter: w}, time.Now()
 		defer func() {
 			cause := recover()
-			if cause != nil && cause != http.ErrAbortHandler {
+			if err, ok := cause.(error); cause != nil && (!ok || !errors.Is(err, http.ErrAbortHandler)) {
 				log.ErrorContext(r.Context(), "handler panicked", "request_id", id, "panic", fmt.Sprint(cause), "stack", string(debug.Stack()))
 				rec.Err = fmt.Errorf("panic: %v", cause)
 				if rec.Status == 0 {
