@@ -7,6 +7,8 @@ MAKEFLAGS += --no-builtin-rules --no-print-directory
 GO := scripts/go
 GOBUILD := CGO_ENABLED=0 $(GO) build -trimpath -buildvcs=false
 PARTS := internal/embedded/bin
+# The version of this tree, with the commit where it is a clone.
+VERSION := $(shell cat VERSION)$(shell git rev-parse --short=12 HEAD 2>/dev/null | sed 's/^/+/')
 
 .PHONY: help
 help: ## list the targets
@@ -25,7 +27,7 @@ build: ## compile bin/space with the guest agent and the shim inside (no root; n
 	@mkdir -p bin $(PARTS)
 	$(GOBUILD) -ldflags '-s -w' -o $(PARTS)/space-agent ./cmd/space-agent
 	$(GOBUILD) -ldflags '-s -w' -o $(PARTS)/space-shim ./cmd/space-shim
-	$(GOBUILD) -o bin/space ./cmd/space
+	$(GOBUILD) -ldflags '-X github.com/space-sandbox/space/internal/cli.linked=$(VERSION)' -o bin/space ./cmd/space
 
 .PHONY: test
 test: ## set up, build, lint and run every test, unit and end-to-end on real microVMs

@@ -8,8 +8,14 @@ import (
 	"github.com/spf13/cobra"
 )
 
+// linked is set by the linker: the content of VERSION and the commit. It is never written.
+var linked string
+
 // buildVersion is what the linker or the module system knows of this build.
 func buildVersion() string {
+	if linked != "" {
+		return linked
+	}
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" && info.Main.Version != "(devel)" {
 		return info.Main.Version
 	}

@@ -48,7 +48,7 @@ func (p *Plane) findTemplate(ctx context.Context, ref string) (*nodev1.Template,
 	if t := pick(list, ref); t != nil {
 		return t, nil
 	}
-	return nil, sandbox.Errorf(sandbox.CodeNotFound, "no such template").WithRemediation("list the templates: GET /v1/templates")
+	return nil, sandbox.Errorf(sandbox.CodeNotFound, "no such template").WithRemediation("list the templates: space template list, or GET /v1/templates")
 }
 
 // pick finds name, name:tag or name@digest. A bare name means the tag latest, or else the newest release of the name.

@@ -68,7 +68,7 @@ func (s *server) run(ctx context.Context) error {
 	protocols.SetUnencryptedHTTP2(true)
 	srv := &http.Server{
 		Handler: s.handler(), Protocols: protocols, ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelWarn),
 	}
 	served := make(chan error, 1)
 	go func() { served <- srv.Serve(l) }()

@@ -96,6 +96,7 @@ func TestCommandLineTour(t *testing.T) {
 		t.Errorf("space kill: %+v", p.Exit)
 	}
 	must("", "sandbox", "delete", sb.ID)
+	must("space 0.", "version")
 	if _, errOut, code := shared.cli(t, "", "sandbox", "get", sb.ID); code == 0 || !strings.Contains(errOut, "not_found") {
 		t.Errorf("get of a deleted sandbox: code %d, %q", code, errOut)
 	}

@@ -101,7 +101,7 @@ func Guard(log *slog.Logger, next func(*Recorder, *http.Request)) http.Handler {
 
 func logRequest(log *slog.Logger, r *http.Request, rec *Recorder, id string, took time.Duration) {
 	level := slog.LevelDebug
-	if rec.Status >= 500 {
+	if rec.Status >= 500 && r.URL.Path != "/readyz" { // "not ready" is news to whoever asks, not to the log
 		level = slog.LevelWarn
 	}
 	if !log.Enabled(r.Context(), level) {
