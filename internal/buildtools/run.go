@@ -119,6 +119,7 @@ type lineWriter struct {
 	kept    []byte
 }
 
+// Write implements io.Writer.
 func (w *lineWriter) Write(p []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

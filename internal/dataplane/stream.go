@@ -328,6 +328,8 @@ func (f *follower) event(ev *nodev1.Event) error {
 // writeError marks errors of the client's connection, after which there is nobody to tell anything.
 type writeError struct{ err error }
 
+// Error implements error.
 func (e *writeError) Error() string { return "write to the client: " + e.err.Error() }
 
+// Unwrap returns the cause.
 func (e *writeError) Unwrap() error { return e.err }

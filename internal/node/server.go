@@ -26,6 +26,7 @@ func (n *Node) Handler() http.Handler {
 	return mux
 }
 
+// GetNode implements NodeService.
 func (s service) GetNode(context.Context, *connect.Request[nodev1.GetNodeRequest]) (*connect.Response[nodev1.GetNodeResponse], error) {
 	n := s.n
 	reason := n.notReady()
@@ -52,6 +53,7 @@ func (s service) GetNode(context.Context, *connect.Request[nodev1.GetNodeRequest
 	return connect.NewResponse(out), nil
 }
 
+// CreateSandbox implements NodeService.
 func (s service) CreateSandbox(ctx context.Context, req *connect.Request[nodev1.CreateSandboxRequest], out *connect.ServerStream[nodev1.CreateSandboxResponse]) error {
 	e, err := s.n.begin(req.Msg) //nolint:contextcheck // a create belongs to the node, not to its caller
 	if err != nil {
@@ -90,6 +92,7 @@ func (s service) CreateSandbox(ctx context.Context, req *connect.Request[nodev1.
 	}
 }
 
+// DeleteSandbox implements NodeService.
 func (s service) DeleteSandbox(ctx context.Context, req *connect.Request[nodev1.DeleteSandboxRequest]) (*connect.Response[nodev1.DeleteSandboxResponse], error) {
 	if err := s.n.delete(ctx, req.Msg.SandboxId, req.Msg.Generation); err != nil {
 		return nil, asConnect(err)
@@ -97,10 +100,12 @@ func (s service) DeleteSandbox(ctx context.Context, req *connect.Request[nodev1.
 	return connect.NewResponse(&nodev1.DeleteSandboxResponse{}), nil
 }
 
+// ListSandboxes implements NodeService.
 func (s service) ListSandboxes(context.Context, *connect.Request[nodev1.ListSandboxesRequest]) (*connect.Response[nodev1.ListSandboxesResponse], error) {
 	return connect.NewResponse(&nodev1.ListSandboxesResponse{Sandboxes: s.n.statuses()}), nil
 }
 
+// WatchSandboxes implements NodeService.
 func (s service) WatchSandboxes(ctx context.Context, _ *connect.Request[nodev1.WatchSandboxesRequest], out *connect.ServerStream[nodev1.WatchSandboxesResponse]) error {
 	w, first := s.n.subscribe()
 	defer s.n.unsubscribe(w)
@@ -128,6 +133,7 @@ func (s service) WatchSandboxes(ctx context.Context, _ *connect.Request[nodev1.W
 	}
 }
 
+// ListTemplates implements NodeService.
 func (s service) ListTemplates(context.Context, *connect.Request[nodev1.ListTemplatesRequest]) (*connect.Response[nodev1.ListTemplatesResponse], error) {
 	return connect.NewResponse(&nodev1.ListTemplatesResponse{Templates: []*nodev1.Template{s.n.template()}}), nil
 }

@@ -84,9 +84,14 @@ func (t *table) pump(p *process, a *attempt) {
 // refusal wraps the agent's answer to Run that means: nothing was started.
 type refusal struct{ cause error }
 
-func (r *refusal) Error() string        { return errRefused.Error() + ": " + r.cause.Error() }
+// Error implements error.
+func (r *refusal) Error() string { return errRefused.Error() + ": " + r.cause.Error() }
+
+// Is makes errors.Is recognise the class.
 func (r *refusal) Is(target error) bool { return target == errRefused }
-func (r *refusal) Unwrap() error        { return r.cause }
+
+// Unwrap returns the cause.
+func (r *refusal) Unwrap() error { return r.cause }
 
 // attach opens a stream and journals its frames until it ends. Run is tried only while no frame was ever seen; the
 // agent starts a process ID once, however often it is asked.

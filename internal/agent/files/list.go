@@ -167,10 +167,18 @@ func smallest(ctx context.Context, dir *os.File, from string, again bool, limit 
 type names []string
 
 // Len, Less, Swap, Push and Pop implement heap.Interface.
-func (n names) Len() int           { return len(n) }
+func (n names) Len() int { return len(n) }
+
+// Less implements heap.Interface.
 func (n names) Less(i, j int) bool { return n[i] > n[j] }
-func (n names) Swap(i, j int)      { n[i], n[j] = n[j], n[i] }
-func (n *names) Push(x any)        { *n = append(*n, x.(string)) }
+
+// Swap implements heap.Interface.
+func (n names) Swap(i, j int) { n[i], n[j] = n[j], n[i] }
+
+// Push implements heap.Interface.
+func (n *names) Push(x any) { *n = append(*n, x.(string)) }
+
+// Pop implements heap.Interface.
 func (n *names) Pop() any {
 	last := len(*n) - 1
 	x := (*n)[last]

@@ -179,7 +179,10 @@ func (s *Service) transfer(user string, from, to []byte, fn func(from, to string
 // atTarget marks an error that is about the request's `to`.
 type atTarget struct{ err error }
 
+// Error implements error.
 func (e *atTarget) Error() string { return e.err.Error() }
+
+// Unwrap returns the cause.
 func (e *atTarget) Unwrap() error { return e.err }
 
 func checkMode(mode *uint32) error {

@@ -214,6 +214,7 @@ type ctxReader struct {
 	r   io.Reader
 }
 
+// Read implements io.Reader.
 func (c ctxReader) Read(p []byte) (int, error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, context.Cause(c.ctx)

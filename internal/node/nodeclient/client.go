@@ -63,6 +63,7 @@ func transport(dial func(context.Context) (net.Conn, error)) *http.Transport {
 // header sets the sandbox's ID on every call.
 type header sandbox.ID
 
+// WrapUnary implements connect.Interceptor.
 func (h header) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		req.Header().Set(SandboxHeader, string(h))
@@ -70,6 +71,7 @@ func (h header) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
+// WrapStreamingClient implements connect.Interceptor.
 func (h header) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
 		conn := next(ctx, spec)
@@ -78,6 +80,7 @@ func (h header) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 	}
 }
 
+// WrapStreamingHandler implements connect.Interceptor: a client has no handlers to wrap.
 func (h header) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return next
 }

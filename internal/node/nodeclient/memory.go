@@ -95,6 +95,7 @@ var errClosed = errors.New("the node is not served any more")
 // listener hands dialled connections to the server.
 type listener struct{ m *Memory }
 
+// Accept implements net.Listener.
 func (l listener) Accept() (net.Conn, error) {
 	select {
 	case c := <-l.m.conns:
@@ -104,5 +105,8 @@ func (l listener) Accept() (net.Conn, error) {
 	}
 }
 
-func (l listener) Close() error   { return nil }
+// Close implements net.Listener; the Memory ends what it served.
+func (l listener) Close() error { return nil }
+
+// Addr implements net.Listener.
 func (l listener) Addr() net.Addr { return &net.UnixAddr{Name: "node", Net: "memory"} }

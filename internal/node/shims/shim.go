@@ -359,6 +359,7 @@ func removeFile(path string) error {
 // bearer adds the shim's token to every call.
 type bearer string
 
+// WrapUnary implements connect.Interceptor.
 func (b bearer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 		req.Header().Set("Authorization", "Bearer "+string(b))
@@ -366,6 +367,7 @@ func (b bearer) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
+// WrapStreamingClient implements connect.Interceptor.
 func (b bearer) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
 	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
 		conn := next(ctx, spec)
@@ -374,6 +376,7 @@ func (b bearer) WrapStreamingClient(next connect.StreamingClientFunc) connect.St
 	}
 }
 
+// WrapStreamingHandler implements connect.Interceptor: a client has no handlers to wrap.
 func (b bearer) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return next
 }

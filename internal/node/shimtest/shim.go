@@ -149,11 +149,13 @@ func (s *shim) get() (*shimv1.StatusResponse, chan struct{}) {
 
 type shimCalls struct{ s *shim }
 
+// Status implements ShimService.
 func (c shimCalls) Status(context.Context, *connect.Request[shimv1.StatusRequest]) (*connect.Response[shimv1.StatusResponse], error) {
 	st, _ := c.s.get()
 	return connect.NewResponse(st), nil
 }
 
+// Watch implements ShimService.
 func (c shimCalls) Watch(ctx context.Context, _ *connect.Request[shimv1.WatchRequest], out *connect.ServerStream[shimv1.StatusResponse]) error {
 	for {
 		st, changed := c.s.get()
@@ -168,6 +170,7 @@ func (c shimCalls) Watch(ctx context.Context, _ *connect.Request[shimv1.WatchReq
 	}
 }
 
+// Bind implements ShimService.
 func (c shimCalls) Bind(ctx context.Context, req *connect.Request[shimv1.BindRequest]) (*connect.Response[shimv1.BindResponse], error) {
 	switch req.Msg.Env[BindEnv] {
 	case BindError:
@@ -189,6 +192,7 @@ func (c shimCalls) Bind(ctx context.Context, req *connect.Request[shimv1.BindReq
 	return connect.NewResponse(&shimv1.BindResponse{Status: st}), nil
 }
 
+// Shutdown implements ShimService.
 func (c shimCalls) Shutdown(context.Context, *connect.Request[shimv1.ShutdownRequest]) (*connect.Response[shimv1.ShutdownResponse], error) {
 	_ = c.s.vmm.Process.Kill()
 	<-c.s.dead
