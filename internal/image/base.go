@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -170,17 +171,22 @@ func (b *baseBuild) writeLayer(ctx context.Context, image string, sources []apt.
 }
 
 // addDebian runs mmdebstrap and adds its archive as it comes.
-func (b *baseBuild) addDebian(ctx context.Context, l *layerWriter, sources []apt.Source) error {
+func (b *baseBuild) addDebian(ctx context.Context, l *layerWriter, sources []apt.Source) (err error) {
 	settings, err := apt.Settings(ctx)
 	if err != nil {
 		return err
 	}
-	list := b.temp.Path("sources.list")
+	work, remove, err := b.bootstrapFolder()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, remove()) }()
+	list := filepath.Join(work, "sources.list")
 	if err := os.WriteFile(list, []byte(apt.List(sources)), 0o644); err != nil {
 		return err
 	}
 	r, w := io.Pipe()
-	cmd := buildtools.Command{Name: "mmdebstrap", Args: mmdebstrapArgs(settings, list), Env: []string{"TMPDIR=" + b.temp.Dir()},
+	cmd := buildtools.Command{Name: "mmdebstrap", Args: mmdebstrapArgs(settings, list), Env: []string{"TMPDIR=" + work},
 		Stdout: w, Isolate: true, Line: b.follow}
 	g, gctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -194,6 +200,22 @@ func (b *baseBuild) addDebian(ctx context.Context, l *layerWriter, sources []apt
 		return err
 	})
 	return g.Wait()
+}
+
+// bootstrapFolder is where mmdebstrap may work. Without root it becomes other users, who reach neither a private home nor
+// the cache in it, but do reach the system's folder for temporary files.
+func (b *baseBuild) bootstrapFolder() (dir string, remove func() error, err error) {
+	if os.Geteuid() == 0 {
+		return b.temp.Dir(), func() error { return nil }, nil // goes with temp
+	}
+	if dir, err = os.MkdirTemp("", "space-base-"); err != nil {
+		return "", nil, err
+	}
+	remove = func() error { return os.RemoveAll(dir) }
+	if err := os.Chmod(dir, 0o711); err != nil {
+		return "", nil, errors.Join(err, remove())
+	}
+	return dir, remove, nil
 }
 
 func mmdebstrapArgs(settings []string, list string) []string {
