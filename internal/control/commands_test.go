@@ -319,7 +319,7 @@ func TestKeysCannotGrantMoreThanTheyHave(t *testing.T) {
 	e := newEnv(t)
 	id := sandbox.NewID()
 	read := []string{sandbox.ScopeSandboxesRead}
-	limited := &auth.Principal{ProjectID: auth.DefaultProject, Scopes: append(read, sandbox.ScopeKeysAdmin),
+	limited := &auth.Principal{KeyID: e.admin.KeyID, ProjectID: auth.DefaultProject, Scopes: append(read, sandbox.ScopeKeysAdmin),
 		SandboxIDs: []sandbox.ID{id}, Metadata: map[string]string{"team": "a"}}
 	inside := CreateKey{Scopes: read, SandboxIDs: []sandbox.ID{id}, Metadata: map[string]string{"team": "a", "x": "y"}}
 	for name, test := range map[string]struct {
