@@ -177,15 +177,12 @@ func ParseSignal(name string) (int32, error) {
 		return int32(n), nil
 	}
 	if rest, ok := strings.CutPrefix(name, "SIGRTMIN"); ok {
-		n := 0
-		if rest != "" {
-			v, err := strconv.Atoi(strings.TrimPrefix(rest, "+"))
-			if err != nil || rest[0] != '+' {
-				v = -1
-			}
-			n = v
+		if rest == "" {
+			rest = "+0"
 		}
-		if n >= 0 && n <= 30 {
+		digits, plus := strings.CutPrefix(rest, "+")
+		// ParseUint takes no sign of its own, so "++1" is no number.
+		if n, err := strconv.ParseUint(digits, 10, 8); plus && err == nil && n <= 30 {
 			return int32(34 + n), nil
 		}
 	}
