@@ -119,6 +119,7 @@ func TestEveryRouteChecksScopes(t *testing.T) {
 }
 
 func TestJSONBodiesAreStrict(t *testing.T) {
+	b := newBench(t)
 	for name, c := range map[string]struct {
 		body, field, rule string
 	}{
@@ -147,7 +148,7 @@ func TestJSONBodiesAreStrict(t *testing.T) {
 		"lifetime of 0":   {`{"template":"base","lifecycle":{"max_lifetime_s":0}}`, "lifecycle.max_lifetime_s", "minimum"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got := newBench(t).do(t, "POST", "/v1/sandboxes", strings.NewReader(c.body), "Content-Type", "application/json")
+			got := b.do(t, "POST", "/v1/sandboxes", strings.NewReader(c.body), "Content-Type", "application/json")
 			e := got.refused(t, 400, "invalid_request")
 			if v := e.Details.Violations; len(v) == 0 || v[0].Field != c.field && v[len(v)-1].Field != c.field || v[0].Rule != c.rule && v[len(v)-1].Rule != c.rule {
 				t.Errorf("violations %+v, want %s %s", v, c.field, c.rule)
@@ -255,6 +256,7 @@ func TestPanicsAreAnswered(t *testing.T) {
 }
 
 func TestErrorsOfTheControlPlane(t *testing.T) {
+	b := newBench(t)
 	conflict := sandbox.ConflictState("use", sandbox.StateCreating, true, sandbox.StateRunning)
 	for _, c := range []struct {
 		err    error
@@ -271,7 +273,6 @@ func TestErrorsOfTheControlPlane(t *testing.T) {
 		{sandbox.Errorf(sandbox.CodeServiceUnavailable, "no"), 503, "service_unavailable"},
 		{http.ErrBodyNotAllowed, 500, "internal"},
 	} {
-		b := newBench(t)
 		b.Fail("CreateSandbox", c.err)
 		e := b.do(t, "POST", "/v1/sandboxes", object{"template": "base"}).refused(t, c.status, c.code)
 		if c.code == "internal" && strings.Contains(e.Message, c.err.Error()) {
