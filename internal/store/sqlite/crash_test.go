@@ -63,7 +63,7 @@ func sound(t *testing.T, db *DB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer rows.Close()
+	defer func() { _ = rows.Close() }()
 	if rows.Next() {
 		t.Error("a row refers to nothing")
 	}
@@ -221,7 +221,7 @@ func TestMigrationsAreIdempotent(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer rows.Close()
+		defer func() { _ = rows.Close() }()
 		for rows.Next() {
 			var a, b, c, d string
 			if err := rows.Scan(&a, &b, &c, &d); err != nil {
