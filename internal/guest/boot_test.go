@@ -3,10 +3,12 @@ package guest
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -30,6 +32,22 @@ func testInit(t testing.TB) []byte {
 	return data
 }
 
+// counterRate tells the kernel the rate of the time-stamp counter, which it cannot measure while the host is busy.
+func counterRate(t testing.TB) string {
+	t.Helper()
+	info, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(info), "cpu MHz")
+	line, _, _ := strings.Cut(rest, "\n")
+	mhz, err := strconv.ParseFloat(strings.Trim(line, "\t :"), 64)
+	if err != nil {
+		t.Fatalf("the processor's rate in %q: %v", line, err)
+	}
+	return fmt.Sprintf(" tsc_early_khz=%.0f", mhz*1000)
+}
+
 // boot runs a VM until it powers off and returns its console.
 func boot(t testing.TB, kernel, initrd, layer string) (string, error) {
 	t.Helper()
@@ -48,7 +66,7 @@ func boot(t testing.TB, kernel, initrd, layer string) (string, error) {
 	}
 	cmd := exec.CommandContext(ctx, "qemu-system-x86_64", "-M", "microvm", "-accel", "tcg,thread=multi", "-cpu", "max",
 		"-smp", "2", "-m", "512M", "-nodefaults", "-no-user-config", "-display", "none", "-serial", "stdio", "-no-reboot",
-		"-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 reboot=t panic=-1 quiet tsc=reliable",
+		"-kernel", kernel, "-initrd", initrd, "-append", "console=ttyS0 reboot=t panic=-1 quiet tsc=reliable"+counterRate(t),
 		"-blockdev", file("raw", "d0", layer, ",read-only=on"), "-device", "virtio-blk-device,drive=d0,serial=layer0",
 		"-blockdev", file("raw", "b1", base, ",read-only=on"),
 		"-blockdev", file("qcow2", "d1", top, ",backing=b1"), "-device", "virtio-blk-device,drive=d1,serial=writable",
