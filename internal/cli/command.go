@@ -106,7 +106,11 @@ func (a *app) exitCode(e *client.Exit) int {
 		_, _ = fmt.Fprintln(a.errOut, "space: the command was killed at its time limit")
 	}
 	if e.OOMKilled {
-		_, _ = fmt.Fprintln(a.errOut, "space: the command was killed for want of memory; try a larger --memory-mib")
+		victim := "the command"
+		if e.Code != nil { // it ended by itself
+			victim = "a process of the command"
+		}
+		_, _ = fmt.Fprintln(a.errOut, "space: "+victim+" was killed for want of memory; try a larger --memory-mib")
 	}
 	if e.Code != nil {
 		return *e.Code

@@ -218,6 +218,6 @@ func (d *daemon) serve(ctx context.Context) error {
 func (d *daemon) httpServer(h http.Handler) *http.Server {
 	return &http.Server{
 		Handler: h, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
-		ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelDebug),
+		ErrorLog: slog.NewLogLogger(d.log.Handler(), slog.LevelWarn),
 	}
 }

@@ -7,6 +7,6 @@
 // order. Every write has a deadline, so a client that is gone or does not read frees what its stream holds; other
 // readers and the process never notice.
 //
-// What ends a stream: the process's exit, a sandbox that is gone, failed or not running, a revoked key, Drain, or a
+// What ends a stream: the process's exit, a sandbox that is gone, failed or not running, a revoked key, an expired session, Drain, or a
 // client that left. Whatever is not an exit is said in an `interrupted` event.
 package dataplane

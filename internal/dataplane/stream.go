@@ -23,6 +23,7 @@ const (
 	reasonPaused    = "sandbox_paused"
 	reasonLost      = "node_unreachable"
 	reasonRevoked   = "session_revoked"
+	reasonExpired   = "session_expired"
 )
 
 // errEnded ends a stream whose last event was written.
@@ -36,6 +37,7 @@ type follower struct {
 	out     *sseWriter
 	last    uint64 // the last event written
 	revoked <-chan struct{}
+	expired *time.Timer // the session's end
 	ping    *time.Ticker
 }
 
@@ -55,9 +57,10 @@ func (s *Server) events(w *wire.Recorder, r *http.Request, session *sandbox.Sess
 	f := &follower{
 		s: s, ctx: ctx, session: session, last: last, revoked: s.cfg.Service.RevocationOf(ctx, session.KeyID),
 		out:  &sseWriter{w: w, rc: http.NewResponseController(w), process: string(session.ProcessID), timeout: s.cfg.WriteTimeout},
-		ping: time.NewTicker(s.cfg.PingInterval),
+		ping: time.NewTicker(s.cfg.PingInterval), expired: time.NewTimer(time.Until(session.ExpiresAt)),
 	}
 	defer f.ping.Stop()
+	defer f.expired.Stop()
 	err = f.run()
 	if err != nil && !f.out.begun && r.Context().Err() == nil {
 		return err
@@ -174,6 +177,8 @@ func (f *follower) pause(d time.Duration) error {
 			return f.ctx.Err()
 		case <-f.revoked:
 			return f.stop(reasonRevoked, false)
+		case <-f.expired.C:
+			return f.stop(reasonExpired, false)
 		case <-f.s.drain:
 			return f.stop(reasonDraining, true)
 		}
@@ -285,6 +290,8 @@ func (f *follower) forward(feed <-chan received) error {
 			return f.ctx.Err()
 		case <-f.revoked:
 			return f.stop(reasonRevoked, false)
+		case <-f.expired.C:
+			return f.stop(reasonExpired, false)
 		case <-f.s.drain:
 			return f.stop(reasonDraining, true)
 		}

@@ -221,6 +221,7 @@ func TestInterruptions(t *testing.T) {
 			b.Guests.Emit(b.pid, interrupted("server_draining"))
 		}, "node_unreachable", true},
 		"revoked": {func(b *bench) { b.Revoke() }, "session_revoked", false},
+		"expired": {func(*bench) {}, "session_expired", false},
 		"drained": {func(b *bench) {
 			if err := b.server.Drain(context.Background()); err != nil {
 				t.Error(err)
@@ -229,6 +230,9 @@ func TestInterruptions(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := newBench(t, func(c *Config) { c.LostAfter = 50 * time.Millisecond })
+			if name == "expired" {
+				b.Session.ExpiresAt = time.Now().Add(300 * time.Millisecond)
+			}
 			b.Guests.Emit(b.pid, started(), output([]byte("a"), 0))
 			if got, retryable := reason(t, b, func() { c.then(b) }); got != c.reason || retryable != c.retryable {
 				t.Errorf("reason %q retryable %v, want %q %v", got, retryable, c.reason, c.retryable)

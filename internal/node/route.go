@@ -69,7 +69,7 @@ func (n *Node) proxy(e *entry) http.Handler {
 		Transport:     e.shim.Transport(),
 		FlushInterval: -1,
 		BufferPool:    &n.copies,
-		ErrorLog:      slog.NewLogLogger(n.log.Handler(), slog.LevelInfo),
+		ErrorLog:      slog.NewLogLogger(n.log.Handler(), slog.LevelWarn),
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.Out.URL.Scheme, r.Out.URL.Host, r.Out.Host = "http", "shim", "shim"
 			r.Out.Header.Set("Authorization", token)

@@ -60,6 +60,7 @@ func New() *Service {
 	s.Process = s.Guests.AddProcess()
 	s.Session = &sandbox.Session{
 		ID: sandbox.NewSessionID(), SandboxID: s.Sandbox.ID, ProcessID: sandbox.ProcessID(s.Process.GetProcessId()), KeyID: s.keys[AdminKey].KeyID,
+		ExpiresAt: time.Now().Add(time.Hour),
 	}
 	return s
 }
