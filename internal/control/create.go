@@ -86,6 +86,7 @@ func (p *Plane) admitted(ctx context.Context, pr *auth.Principal, acc Accepted, 
 			return nil
 		}
 		refused = sandbox.Errorf(sandbox.CodeCapacityUnavailable, "%s", acc.Operation.Error.Message)
+		refused.Details = acc.Operation.Error.Details
 		bury(acc.Sandbox, p.now())
 		if err := tx.UpdateSandbox(ctx, acc.Sandbox); err != nil {
 			return err

@@ -156,13 +156,13 @@ func TestNodeRefusesForLackOfRoom(t *testing.T) {
 	full := true
 	e.hookCreate(func(context.Context, *nodev1.CreateSandboxRequest, *createStream) error {
 		if full {
-			return connect.NewError(connect.CodeResourceExhausted, nil)
+			return connect.NewError(connect.CodeResourceExhausted, errors.New("the disk is nearly full"))
 		}
 		return nil
 	})
 	_, err := e.CreateSandbox(t.Context(), e.admin, CreateSandbox{Template: "base"}, idem("k", "b"))
-	if got := e.wantCode(err, sandbox.CodeCapacityUnavailable); !got.Retryable {
-		t.Error("not retryable")
+	if got := e.wantCode(err, sandbox.CodeCapacityUnavailable); !got.Retryable || got.Details.Cause != "the disk is nearly full" {
+		t.Errorf("not retryable or without its cause: %+v", got)
 	}
 	list := e.records()
 	if len(list) != 1 || list[0].State != sandbox.StateDeleted {

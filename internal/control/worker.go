@@ -58,12 +58,23 @@ func (p *Plane) runCreate(ctx context.Context, s *sandbox.Sandbox, op *sandbox.O
 	case !final(err):
 		return fmt.Errorf("create on node %s: %w", s.Node, err)
 	case connect.CodeOf(err) == connect.CodeResourceExhausted:
-		return p.failCreate(ctx, op, reasonNoCapacity, sandbox.Errorf(sandbox.CodeCapacityUnavailable, "no node has room for this sandbox"))
+		return p.failCreate(ctx, op, reasonNoCapacity, noRoom(err))
 	case connect.CodeOf(err) == connect.CodeNotFound:
 		return p.failCreate(ctx, op, reasonCreateFailed, sandbox.Errorf(sandbox.CodeFailedPrecondition, "the template's content is no longer on the node").WithCause(err))
 	}
 	p.log.ErrorContext(ctx, "node refused a create", "sandbox", string(s.ID), "error", err)
 	return p.failCreate(ctx, op, reasonCreateFailed, sandbox.Errorf(sandbox.CodeInternal, "the node could not create the sandbox").WithCause(err))
+}
+
+// noRoom passes on what the node lacks. Its text is ours: numbers of memory and disk.
+func noRoom(err error) *sandbox.Error {
+	e := sandbox.Errorf(sandbox.CodeCapacityUnavailable, "no node has room for this sandbox").
+		WithRemediation("delete sandboxes, ask for less memory, or give the node more memory or disk")
+	var answer *connect.Error
+	if errors.As(err, &answer) {
+		e.Details.Cause = answer.Message()
+	}
+	return e
 }
 
 // final reports whether err is the node's own last word: neither made up by the client for a broken connection, nor

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -199,8 +200,21 @@ func TestNoRoom(t *testing.T) {
 }
 
 func TestFullDisk(t *testing.T) {
-	n := newPlace(t).start(func(c *Config) { c.DiskReserveMiB = 1 << 40 })
+	full := func(c *Config) { c.DiskReserveMiB = 1 << 40 }
+	p := newPlace(t)
+	n := p.start()
+	n.waitReady()
+	n.stop()
+	n = p.start(full)
 	n.waitReady()
 	_, err := n.create(request(sandbox.NewID(), 1))
 	wantCode(t, err, connect.CodeResourceExhausted)
+
+	// Without a warm snapshot it does not begin to capture one, and says why.
+	p = newPlace(t)
+	n = p.start(full)
+	eventually(t, "the reason", func() bool { return strings.Contains(n.notReady(), "the disk is nearly full") })
+	if got := p.fakes.captures.Load(); got != 0 {
+		t.Errorf("%d captures on a full disk", got)
+	}
 }

@@ -174,6 +174,9 @@ func (w *warm) load() error {
 
 // capture boots the template once and freezes it, in a temporary folder that takes its name when all is durable.
 func (n *Node) capture(ctx context.Context, p *prepared, w *warm) (err error) {
+	if err := n.diskRoom(); err != nil {
+		return err // a guest whose memory file cannot grow dies of a bus error
+	}
 	memory, err := n.admit(ctx, n.vmMiB(p, w.shape))
 	if err != nil {
 		return err
