@@ -6,6 +6,7 @@ import (
 	"flag"
 	"os"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/space-sandbox/space/internal/api/apitest"
@@ -37,14 +38,21 @@ func TestOpenAPIIsCommitted(t *testing.T) {
 // node is a part of the rendered document.
 type object = map[string]any
 
+// renderOnce makes the document once for all tests, which only read it.
+var renderOnce = sync.OnceValues(func() (doc object, err error) {
+	svc := apitest.New()
+	defer svc.Close()
+	s, err := New(Config{Service: svc, Version: "1"})
+	if err == nil {
+		err = json.Unmarshal(s.doc.json, &doc)
+	}
+	return doc, err
+})
+
 func rendered(t *testing.T) object {
 	t.Helper()
-	s, err := New(Config{Service: apitest.New(), Version: "1"})
+	doc, err := renderOnce()
 	if err != nil {
-		t.Fatal(err)
-	}
-	var doc object
-	if err := json.Unmarshal(s.doc.json, &doc); err != nil {
 		t.Fatal(err)
 	}
 	return doc
