@@ -71,6 +71,8 @@ func TestAdoption(t *testing.T) {
 	if p.fakes.captures.Load() != 1 || p.fakes.probes.Load() != 1 {
 		t.Errorf("%d captures and %d probes for two starts", p.fakes.captures.Load(), p.fakes.probes.Load())
 	}
+	n.stop()
+	p.noRuntimeFolder()
 }
 
 func TestAdoptsShimThatDoesNotAnswer(t *testing.T) {

@@ -272,6 +272,14 @@ func wantCode(t *testing.T, err error, want connect.Code) {
 	}
 }
 
+// noRuntimeFolder checks that a node that ended with nothing running took its folder of sockets along.
+func (p *place) noRuntimeFolder() {
+	p.t.Helper()
+	if left, _ := filepath.Glob(filepath.Join(p.run, "*")); len(left) != 0 {
+		p.t.Errorf("left in the runtime folder: %v", left)
+	}
+}
+
 // nothingLeft checks that a place has no shim folder, sandbox folder, socket or process.
 func (p *place) nothingLeft() {
 	p.t.Helper()

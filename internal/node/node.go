@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"sync"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"golang.org/x/sys/unix"
 
 	nodev1 "github.com/space-sandbox/space/internal/gen/space/node/v1"
 	shimv1 "github.com/space-sandbox/space/internal/gen/space/shim/v1"
@@ -162,7 +164,16 @@ func (n *Node) Close() error {
 		}
 	}
 	n.cgroups.Close()
-	return errors.Join(n.gens.close(), n.lock.Close())
+	return errors.Join(n.dropRuntimeFolder(), n.gens.close(), n.lock.Close())
+}
+
+// dropRuntimeFolder removes the folder of sockets unless a sandbox that goes on has one in it.
+func (n *Node) dropRuntimeFolder() error {
+	err := os.Remove(n.l.run)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTEMPTY) {
+		return nil
+	}
+	return err
 }
 
 // StopAll ends every sandbox on this node, with its record, as if each had been deleted.
