@@ -56,7 +56,7 @@ type ResourcesRequest struct {
 
 // Lifecycle is the timers of a sandbox.
 type Lifecycle struct {
-	IdleSuspendAfterS *int64 `json:"idle_suspend_after_s" doc:"Seconds without activity after which the sandbox is suspended; null: never." example:"21600"`
+	IdleSuspendAfterS *int64 `json:"idle_suspend_after_s" doc:"Seconds without activity after which the sandbox is to be suspended; null: never. Recorded only: suspend is not available yet." example:"21600"`
 	MaxLifetimeS      *int64 `json:"max_lifetime_s" doc:"Seconds after creation at which on_max_lifetime happens; null: never." example:"86400"`
 	OnMaxLifetime     string `json:"on_max_lifetime" enum:"delete,suspend" doc:"What happens at the end of the lifetime." example:"delete"`
 	AutoWake          bool   `json:"auto_wake" doc:"Whether activity wakes the sandbox." example:"true"`
@@ -64,7 +64,7 @@ type Lifecycle struct {
 
 // LifecycleRequest sets the timers; what is absent takes its default.
 type LifecycleRequest struct {
-	IdleSuspendAfterS *int64 `json:"idle_suspend_after_s" required:"false" minimum:"1" maximum:"315360000" default:"21600" doc:"Seconds without activity after which the sandbox is suspended; null: never." example:"21600"`
+	IdleSuspendAfterS *int64 `json:"idle_suspend_after_s" required:"false" minimum:"1" maximum:"315360000" default:"21600" doc:"Seconds without activity after which the sandbox is to be suspended; null: never. Recorded only: suspend is not available yet." example:"21600"`
 	MaxLifetimeS      *int64 `json:"max_lifetime_s" required:"false" minimum:"1" maximum:"315360000" doc:"Seconds after creation at which on_max_lifetime happens; null: never (the default)." example:"86400"`
 	OnMaxLifetime     string `json:"on_max_lifetime,omitempty" enum:"delete,suspend" default:"delete" doc:"What happens at the end of the lifetime." example:"delete"`
 	AutoWake          bool   `json:"auto_wake,omitempty" default:"true" doc:"Whether activity wakes the sandbox." example:"true"`
