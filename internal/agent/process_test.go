@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -59,6 +61,10 @@ func TestExitCodes(t *testing.T) {
 
 func TestSignalsEndProcesses(t *testing.T) {
 	h := newHost(t)
+	// Under nohup this program was started with SIGHUP ignored, which children inherit unless it is caught here.
+	caught := make(chan os.Signal, 1)
+	signal.Notify(caught, syscall.SIGHUP)
+	defer signal.Stop(caught)
 	for n, name := range map[int]string{1: "SIGHUP", 9: "SIGKILL", 15: "SIGTERM", 35: "SIGRTMIN+1"} {
 		r := h.mustRun(fmt.Sprint("s", n), sh(fmt.Sprintf("kill -%d $$", n)))
 		if r.exited.Code != nil || r.exited.GetSignal() != name {
