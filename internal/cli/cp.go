@@ -71,6 +71,10 @@ func (a *app) upload(ctx context.Context, c *client.Client, from, id, to string)
 	if !info.IsDir() {
 		return uploadFile(ctx, c, from, id, to)
 	}
+	// The folder that was named may be a link itself; those inside it are left out.
+	if from, err = filepath.EvalSymlinks(from); err != nil {
+		return err
+	}
 	return filepath.WalkDir(from, func(name string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err

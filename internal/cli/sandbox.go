@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -119,6 +120,7 @@ func (a *app) sandboxGet() *cobra.Command {
 				for k, v := range s.Metadata {
 					labels = append(labels, k+"="+v)
 				}
+				slices.Sort(labels)
 				return table(a.out, []string{"id", s.ID}, [][]string{
 					{"state", s.State + " " + text(s.StateReason)}, {"template", s.Template.Name + ":" + s.Template.Tag}, {"digest", s.Template.Digest},
 					{"shape", shape(s)}, {"environment", s.Environment.ID + " " + s.Environment.VMM + " " + s.Environment.VMMVersion + " " + s.Environment.Acceleration},

@@ -84,6 +84,12 @@ func TestCommandLineTour(t *testing.T) {
 	if b, err := os.ReadFile(back); err != nil || string(b) != "content\x00\xff" {
 		t.Errorf("cp round trip: %q %v", b, err)
 	}
+	link := filepath.Join(dir, "link")
+	if err := os.Symlink(dir, link); err != nil {
+		t.Fatal(err)
+	}
+	must("", "cp", link, sb.ID+":/home/user/tree")
+	must("content", "exec", sb.ID, "--", "cat", "/home/user/tree/a file")
 	var ps []struct{ ID, State string }
 	out, _, _ = shared.cli(t, "", "ps", sb.ID, "-o", "json")
 	if err := json.Unmarshal([]byte(out), &ps); err != nil || len(ps) == 0 {
